@@ -1,0 +1,233 @@
+"""The featurizer: `Observation` to a named, bounded float32 vector, the same object in training and in the engine.
+
+Every field is causal: it uses finished rounds and what the decoder knows at the decision point. Fields are declared
+in `FIELDS`; a policy lists the ones it reads, and an artefact stores that list together with `FEATURES_VERSION`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assc.core import Observation, RoundRecord
+from assc.errors import ArtefactError
+
+FEATURES_VERSION = 1
+"""Raise it when the meaning, order or bounds of a field change: older artefacts are then refused."""
+
+HISTORY = 4
+"""rounds of history in the vector"""
+
+EMA_DECAY = 0.7
+EMA_START = 0.75
+"""start value and decay of the acceptance average, those of the reference heuristic"""
+
+MAX_ENTROPY = 12.0
+"""nats; above the entropy of a uniform distribution over 160,000 tokens (11.98)"""
+
+MAX_MATCH = 16
+MAX_POSITION = 4096
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One named part of the vector: `size` numbers within [low, high]."""
+
+    name: str
+    size: int
+    low: float
+    high: float
+    unit: str
+    doc: str
+    read: Callable[[Observation], Sequence[float]]
+    needs: frozenset[str] = frozenset()
+    """optional `Observation` fields that must be filled for it"""
+
+
+def _last(past: Sequence[RoundRecord], value: Callable[[RoundRecord], float]) -> list[float]:
+    """`value` of the last HISTORY rounds, newest first, -1 where there was no round yet."""
+    rounds = list(past[-HISTORY:])[::-1]
+    return [value(r) for r in rounds] + [-1.0] * (HISTORY - len(rounds))
+
+
+def _history_k(o: Observation) -> Sequence[float]:
+    return _last(o.past, lambda r: r.planned / max(1, o.k_max, r.planned))
+
+
+def _history_accepted(o: Observation) -> Sequence[float]:
+    return _last(o.past, lambda r: r.accepted / r.drafted if r.drafted else -1.0)
+
+
+def _history_rollback(o: Observation) -> Sequence[float]:
+    return _last(o.past, lambda r: float(r.rollback))
+
+
+def acceptance_ema(past: Sequence[RoundRecord]) -> float:
+    """Exponential average of accepted/drafted over the rounds that drafted, EMA_START before the first."""
+    ema = EMA_START
+    for record in past:
+        if record.drafted:
+            ema = EMA_DECAY * ema + (1 - EMA_DECAY) * record.accepted / record.drafted
+    return ema
+
+
+def full_streak(past: Sequence[RoundRecord]) -> int:
+    """Rounds in a row, newest first, in which everything drafted was accepted."""
+    streak = 0
+    for record in reversed(past):
+        if not record.drafted or record.accepted < record.drafted:
+            break
+        streak += 1
+    return streak
+
+
+def _optional(value: float | None) -> float:
+    return -1.0 if value is None or math.isnan(value) else value
+
+
+def _match(o: Observation) -> Sequence[float]:
+    return [-1.0 if o.ngram_match is None else min(o.ngram_match, MAX_MATCH) / MAX_MATCH]
+
+
+FIELDS: dict[str, FieldSpec] = {
+    f.name: f
+    for f in (
+        FieldSpec("history_k", HISTORY, -1, 1, "K/K_max", "planned K of the last rounds, newest first", _history_k),
+        FieldSpec("history_accepted", HISTORY, -1, 1, "accepted/drafted", "-1: nothing was drafted", _history_accepted),
+        FieldSpec("history_rollback", HISTORY, -1, 1, "0 or 1", "was the round a rollback?", _history_rollback),
+        FieldSpec(
+            "acceptance_ema", 1, 0, 1, "rate", "exponential average of acceptance", lambda o: [acceptance_ema(o.past)]
+        ),
+        FieldSpec(
+            "full_streak",
+            1,
+            0,
+            1,
+            "rounds/8",
+            "rounds in a row with everything accepted",
+            lambda o: [min(full_streak(o.past), 8) / 8],
+        ),
+        FieldSpec(
+            "target_entropy",
+            1,
+            -1,
+            MAX_ENTROPY,
+            "nats",
+            "of the target's distribution at the last committed token; -1: none yet",
+            lambda o: [_optional(o.target_entropy)],
+            frozenset({"target_entropy"}),
+        ),
+        FieldSpec(
+            "target_top1",
+            1,
+            -1,
+            1,
+            "probability",
+            "largest probability of that distribution; -1: none yet",
+            lambda o: [_optional(o.target_top1)],
+            frozenset({"target_top1"}),
+        ),
+        FieldSpec(
+            "draft_entropy",
+            1,
+            -1,
+            MAX_ENTROPY,
+            "nats",
+            "of the draft's distribution for the next position; costs the draft's first forward; -1: no model draft",
+            lambda o: [_optional(o.draft_entropy)],
+            frozenset({"draft_entropy"}),
+        ),
+        FieldSpec(
+            "draft_top1",
+            1,
+            -1,
+            1,
+            "probability",
+            "largest draft probability for the next position; same cost",
+            lambda o: [_optional(o.draft_top1)],
+            frozenset({"draft_top1"}),
+        ),
+        FieldSpec(
+            "ngram_match",
+            1,
+            -1,
+            1,
+            f"tokens/{MAX_MATCH}",
+            "longest suffix seen before; -1: no n-gram drafter",
+            _match,
+            frozenset({"ngram_match"}),
+        ),
+        FieldSpec("temperature", 1, 0, 2, "1", "sampling temperature, 0 is greedy", lambda o: [o.temperature]),
+        FieldSpec(
+            "position",
+            1,
+            0,
+            1,
+            "log",
+            f"log(1 + new tokens) / log(1 + {MAX_POSITION})",
+            lambda o: [math.log1p(o.position) / math.log1p(MAX_POSITION)],
+        ),
+        FieldSpec(
+            "remaining",
+            1,
+            0,
+            1,
+            "tokens/16",
+            "budget left, capped at 16: K beyond it is cut",
+            lambda o: [min(o.remaining, 16) / 16],
+        ),
+        FieldSpec("cost_ratio", 1, 0, 4, "c", "one draft step / one target step", lambda o: [o.cost_ratio]),
+        FieldSpec("occupancy", 1, 0, 1, "rows/rows", "share of the batch that decodes", lambda o: [o.occupancy]),
+    )
+}
+
+DEFAULT_FIELDS: tuple[str, ...] = (
+    "history_k",
+    "history_accepted",
+    "history_rollback",
+    "acceptance_ema",
+    "full_streak",
+    "target_entropy",
+    "target_top1",
+    "ngram_match",
+    "temperature",
+    "position",
+    "remaining",
+    "cost_ratio",
+    "occupancy",
+)
+"""all fields that cost no draft forward"""
+
+
+class Featurizer:
+    """Maps an `Observation` to a float32 vector of shape [size].
+
+    Values are clipped to their bounds and always finite; -1 marks "not known".
+    """
+
+    def __init__(self, fields: Sequence[str] = DEFAULT_FIELDS) -> None:
+        unknown = [f for f in fields if f not in FIELDS]
+        if unknown or not fields:
+            raise ArtefactError(f"unknown observation field {unknown or 'list'}; known fields: {', '.join(FIELDS)}")
+        self.fields = tuple(fields)
+        self.specs = tuple(FIELDS[f] for f in self.fields)
+        self.size = sum(s.size for s in self.specs)
+        self.low: NDArray[np.float32] = np.concatenate([np.full(s.size, s.low, np.float32) for s in self.specs])
+        self.high: NDArray[np.float32] = np.concatenate([np.full(s.size, s.high, np.float32) for s in self.specs])
+        self.needs: frozenset[str] = frozenset().union(*(s.needs for s in self.specs))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per number of the vector, such as `history_k[0]`."""
+        return tuple(
+            n for s in self.specs for n in ([s.name] if s.size == 1 else [f"{s.name}[{i}]" for i in range(s.size)])
+        )
+
+    def __call__(self, observation: Observation) -> NDArray[np.float32]:
+        values = [v for s in self.specs for v in s.read(observation)]
+        vector = np.asarray(values, dtype=np.float32)
+        return np.clip(np.nan_to_num(vector, nan=-1.0), self.low, self.high)

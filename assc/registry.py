@@ -1,0 +1,156 @@
+"""Spec strings and the registry of policies.
+
+A spec string is `name`, `name:key=value,key=value`, or `name:VALUE` where VALUE is the policy's main parameter
+(`static:4`, `bandit:ucb`). A path that ends with `.zip` names a saved artefact. Policies register through the
+entry-point group `assc.policies`: each entry point is a module whose import calls `@register`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from assc.core import Policy
+from assc.errors import SpecError
+
+ENTRY_POINT_GROUP = "assc.policies"
+
+Factory = Callable[..., Policy]
+F = TypeVar("F", bound=Factory)
+
+_factories: dict[str, Factory] = {}
+_artefact_loader: Callable[[str], Policy] | None = None
+_loaded = False
+
+
+def register(name: str) -> Callable[[F], F]:
+    """Register a policy class under `name`. Its keyword-only or keyword parameters are the keys of its spec."""
+
+    def add(factory: F) -> F:
+        if name in _factories and _factories[name] is not factory:
+            raise ValueError(f"policy {name!r} is registered twice")
+        _factories[name] = factory
+        return factory
+
+    return add
+
+
+def register_artefact_loader(loader: Callable[[str], Policy]) -> None:
+    """Set the function that turns the path of a saved policy into a policy object."""
+    global _artefact_loader
+    _artefact_loader = loader
+
+
+def load_plugins() -> None:
+    """Import every module of the entry-point group once. A plug-in that fails to import is named in the error."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            raise SpecError(f"the policy plug-in {entry.name!r} ({entry.value}) cannot be imported: {error}") from error
+    if "ar" not in _factories:  # running from a source tree that was never installed
+        importlib.import_module("policies")
+
+
+def policy_names() -> tuple[str, ...]:
+    load_plugins()
+    return tuple(sorted(_factories))
+
+
+def policy_factory(name: str) -> Factory:
+    load_plugins()
+    if name not in _factories:
+        raise SpecError(
+            f"unknown policy {name!r}; known policies: {', '.join(sorted(_factories))}, or a saved .zip file"
+        )
+    return _factories[name]
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """Split a spec string into its name and its raw parameters; the main parameter has the key "".
+
+    >>> parse_spec("assc:variant=diagram,k_max=6")
+    ('assc', {'variant': 'diagram', 'k_max': '6'})
+    >>> parse_spec("static:4")
+    ('static', {'': '4'})
+    """
+    name, _, rest = spec.strip().partition(":")
+    if not name:
+        raise SpecError(f"the policy spec {spec!r} has no name; write name or name:key=value,key=value")
+    values: dict[str, str] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        if not equals:
+            key, value = "", key
+        if (equals and not key.strip()) or not value.strip() or key.strip() in values:
+            raise SpecError(f"the policy spec {spec!r} is malformed at {part!r}; write name:key=value,key=value")
+        values[key.strip()] = value.strip()
+    if spec.rstrip().endswith((":", ",")):
+        raise SpecError(f"the policy spec {spec!r} ends with a separator; write name:key=value,key=value")
+    return name.strip(), values
+
+
+def _convert(spec: str, key: str, raw: str, parameter: inspect.Parameter) -> Any:
+    """Turn raw text into the type of the parameter's default (int, float, bool, str)."""
+    kind = (
+        parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "")
+    )
+    try:
+        if kind.startswith("bool"):
+            return {"true": True, "1": True, "false": False, "0": False}[raw.lower()]
+        if kind.startswith("int"):
+            return int(raw)
+        if kind.startswith("float"):
+            return float(raw)
+    except (ValueError, KeyError):
+        raise SpecError(
+            f"the policy spec {spec!r} gives {key or 'its value'}={raw!r}, which is not a valid {kind}"
+        ) from None
+    return raw
+
+
+def make_policy(spec: str, *, seed: int = 0) -> Policy:
+    """Build a policy from its spec string or load it from a saved `.zip` artefact.
+
+    Raises `SpecError` (unknown name, unknown key, bad value) or `ArtefactError`. `seed` reaches policies that draw
+    random numbers, unless the spec gives its own.
+    """
+    load_plugins()
+    if spec.endswith(".zip"):
+        if _artefact_loader is None:
+            raise SpecError(f"no loader for saved policies is registered, so {spec!r} cannot be read")
+        return _artefact_loader(spec)
+    name, raw = parse_spec(spec)
+    factory = policy_factory(name)
+    parameters = dict(inspect.signature(factory).parameters)
+    main: str | None = getattr(factory, "main_parameter", None)
+    arguments: dict[str, Any] = {}
+    for key, value in raw.items():
+        target = main if key == "" else key
+        if target is None or target not in parameters:
+            allowed = ", ".join(parameters) or "none"
+            wrong = f"key {key!r}" if key else f"value {value!r} without a key"
+            raise SpecError(f"policy {name!r} takes no {wrong}; its keys: {allowed}")
+        if target in arguments:
+            raise SpecError(f"the policy spec {spec!r} gives {target!r} twice")
+        arguments[target] = _convert(spec, key, value, parameters[target])
+    if "seed" in parameters and "seed" not in arguments:
+        arguments["seed"] = seed
+    missing = [p for p, v in parameters.items() if v.default is inspect.Parameter.empty and p not in arguments]
+    if missing:
+        raise SpecError(
+            f"policy {name!r} needs {', '.join(missing)}, for example {getattr(factory, 'example', name)!r}"
+        )
+    try:
+        policy = factory(**arguments)
+    except ValueError as error:
+        raise SpecError(f"the policy spec {spec!r} is refused: {error}") from None
+    policy.spec = spec.strip()
+    return policy

@@ -1,0 +1,1 @@
+"""Controllers of K. Importing this package registers all of them."""
