@@ -1,0 +1,26 @@
+"""Train a policy on a speculative decoder, then compare it with baselines: `python train_policy.py --help`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from assc.cli import parse, run_cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+
+    def work() -> int:
+        from policies.train_config import DESCRIPTION, TrainConfig, merge_resumed
+        from policies.training import train
+
+        words = list(sys.argv[1:] if argv is None else argv)
+        config = parse(TrainConfig, words, prog="train_policy.py", description=DESCRIPTION)
+        return train(merge_resumed(config, words))
+
+    return run_cli(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

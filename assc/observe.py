@@ -50,8 +50,8 @@ class FieldSpec:
 
 def _last(past: Sequence[RoundRecord], value: Callable[[RoundRecord], float]) -> list[float]:
     """`value` of the last HISTORY rounds, newest first, -1 where there was no round yet."""
-    rounds = list(past[-HISTORY:])[::-1]
-    return [value(r) for r in rounds] + [-1.0] * (HISTORY - len(rounds))
+    values = [value(r) for r in past[: -HISTORY - 1 : -1]]
+    return values + [-1.0] * (HISTORY - len(values))
 
 
 def _history_k(o: Observation) -> Sequence[float]:
@@ -66,19 +66,18 @@ def _history_rollback(o: Observation) -> Sequence[float]:
     return _last(o.past, lambda r: float(r.rollback))
 
 
-def acceptance_ema(past: Sequence[RoundRecord]) -> float:
-    """Exponential average of accepted/drafted over the rounds that drafted, EMA_START before the first."""
-    ema = EMA_START
+def acceptance_ema(past: Sequence[RoundRecord], ema: float = EMA_START) -> float:
+    """Exponential average of accepted/drafted over the rounds that drafted, `ema` before the first."""
     for record in past:
         if record.drafted:
             ema = EMA_DECAY * ema + (1 - EMA_DECAY) * record.accepted / record.drafted
     return ema
 
 
-def full_streak(past: Sequence[RoundRecord]) -> int:
-    """Rounds in a row, newest first, in which everything drafted was accepted."""
+def full_streak(past: Sequence[RoundRecord], most: int = 8) -> int:
+    """Rounds in a row, newest first, in which everything drafted was accepted; counted up to `most`."""
     streak = 0
-    for record in reversed(past):
+    for record in reversed(past[-most:]):
         if not record.drafted or record.accepted < record.drafted:
             break
         streak += 1
@@ -219,6 +218,8 @@ class Featurizer:
         self.low: NDArray[np.float32] = np.concatenate([np.full(s.size, s.low, np.float32) for s in self.specs])
         self.high: NDArray[np.float32] = np.concatenate([np.full(s.size, s.high, np.float32) for s in self.specs])
         self.needs: frozenset[str] = frozenset().union(*(s.needs for s in self.specs))
+        self._readers = [self._acceptance if s.name == "acceptance_ema" else s.read for s in self.specs]
+        self._seen: tuple[int, RoundRecord | None, float] = (0, None, EMA_START)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -227,7 +228,18 @@ class Featurizer:
             n for s in self.specs for n in ([s.name] if s.size == 1 else [f"{s.name}[{i}]" for i in range(s.size)])
         )
 
+    def _acceptance(self, o: Observation) -> Sequence[float]:
+        """`acceptance_ema`, continued from the last call when `past` goes on from there (else from the start)."""
+        past = o.past
+        count, last, ema = self._seen
+        if not (0 < count <= len(past) and past[count - 1] is last):
+            count, ema = 0, EMA_START
+        ema = acceptance_ema(past[count:], ema)
+        self._seen = (len(past), past[-1] if past else None, ema)
+        return (ema,)
+
     def __call__(self, observation: Observation) -> NDArray[np.float32]:
-        values = [v for s in self.specs for v in s.read(observation)]
-        vector = np.asarray(values, dtype=np.float32)
-        return np.clip(np.nan_to_num(vector, nan=-1.0), self.low, self.high)
+        vector = np.array([v for read in self._readers for v in read(observation)], dtype=np.float32)
+        np.fmax(vector, self.low, out=vector)  # a NaN becomes the lower bound, which is -1 where values may be unknown
+        np.fmin(vector, self.high, out=vector)
+        return vector

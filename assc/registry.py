@@ -60,11 +60,13 @@ def load_plugins() -> None:
 
 
 def policy_names() -> tuple[str, ...]:
+    """All registered names, sorted."""
     load_plugins()
     return tuple(sorted(_factories))
 
 
 def policy_factory(name: str) -> Factory:
+    """The registered class of a policy; `SpecError` for an unknown name."""
     load_plugins()
     if name not in _factories:
         raise SpecError(

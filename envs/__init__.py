@@ -1,0 +1,42 @@
+"""Gymnasium environments over a decoding backend. Importing this package registers the environment ids."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+
+from envs.decode import SpecDecodeEnv
+from envs.live import live_env
+from envs.rewards import REWARDS, make_reward
+from envs.sources import RequestSource
+
+LIVE_ID = "assc/SpecDecode-Live-v0"
+"""live models, modelled seconds: the same actions give the same rewards"""
+
+LIVE_MEASURED_ID = "assc/SpecDecode-LiveMeasured-v0"
+"""live models, measured seconds"""
+
+__all__ = [
+    "LIVE_ID",
+    "LIVE_MEASURED_ID",
+    "REWARDS",
+    "RequestSource",
+    "SpecDecodeEnv",
+    "live_env",
+    "make_reward",
+    "register_envs",
+]
+
+
+def register_envs() -> None:
+    """Register the ids with Gymnasium; calling it again changes nothing."""
+    for env_id, time_source in ((LIVE_ID, "modelled"), (LIVE_MEASURED_ID, "measured")):
+        if env_id not in gym.registry:
+            gym.register(
+                id=env_id,
+                entry_point="envs.live:live_env",
+                nondeterministic=time_source == "measured",
+                kwargs={"time_source": time_source},
+            )
+
+
+register_envs()

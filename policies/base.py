@@ -8,7 +8,19 @@ from typing import Any, ClassVar
 
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation, RoundRecord
-from assc.errors import ArtefactError
+from assc.errors import ArtefactError, SpecError
+
+
+def check_playable(needed: ActionTable, table: ActionTable, owner: str) -> None:
+    """`ArtefactError` when a decoder with `table` cannot play every action of `needed`.
+
+    A K that the table does not list is fine as long as it is within the limit of its drafter.
+    """
+    limits = {d: max(table.k_values(d)) for d in table.drafters}
+    if any(a.drafter is not None and a.k > limits.get(a.drafter, 0) for a in needed):
+        raise ArtefactError(
+            f"the saved policy {owner!r} plays {needed.describe()}, but this decoder plays {table.describe()}"
+        )
 
 
 class BasePolicy:
@@ -17,7 +29,9 @@ class BasePolicy:
     A subclass keeps its memory in plain attributes and lists them:
 
     - `per_request`: names of the attributes that a new request resets to their value after construction;
-    - `learned`: names of the attributes that survive requests and are saved by `state_dict`.
+    - `learned`: names of the attributes that survive requests and are saved by `state_dict` (plain JSON values).
+
+    A constructor refuses bad values with `ValueError`, which `make_policy` turns into a `SpecError`.
 
     `uses` says what the rule reads: H acceptance history, C draft confidence, E target entropy, L load, N n-gram match.
     """
@@ -34,13 +48,22 @@ class BasePolicy:
 
     reasons: tuple[str, ...] = ()
     table: ActionTable
-    drafter: str | None
+    drafter: str | None = None
+    """the drafter to use; None: the table's first"""
+    saved_table: ActionTable | None = None
+    """actions of the artefact this policy was loaded from"""
     _initial: dict[str, Any]
+    _first: str | None
 
     def begin(self, table: ActionTable) -> None:
+        if self.drafter is not None and self.drafter not in table.drafters:
+            raise SpecError(f"policy {self.spec!r} names the drafter {self.drafter!r}, known here: {table.describe()}")
+        if self.saved_table is not None:
+            check_playable(self.saved_table, table, self.spec)
         self.table = table
+        self._first = next(iter(table.drafters), None)
         if not hasattr(self, "_initial"):
-            self._initial = self._snapshot((*self.per_request, *self.learned))
+            self.mark_initial()
         for name in self.per_request:
             setattr(self, name, copy.deepcopy(self._initial[name]))
 
@@ -48,6 +71,10 @@ class BasePolicy:
         if hasattr(self, "_initial"):
             for name in (*self.per_request, *self.learned):
                 setattr(self, name, copy.deepcopy(self._initial[name]))
+
+    def mark_initial(self) -> None:
+        """Make the present memory the one that `reset` returns to (a loaded artefact does this)."""
+        self._initial = self._snapshot((*self.per_request, *self.learned))
 
     def act(self, observation: Observation) -> Action:
         raise NotImplementedError
@@ -62,20 +89,25 @@ class BasePolicy:
         if set(state) != set(self.learned):
             raise ArtefactError(f"policy {self.spec!r} expects the state {sorted(self.learned)}, got {sorted(state)}")
         if not hasattr(self, "_initial"):
-            self._initial = self._snapshot((*self.per_request, *self.learned))
+            self.mark_initial()
         for name, value in state.items():
             setattr(self, name, copy.deepcopy(value))
 
     def _snapshot(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: copy.deepcopy(getattr(self, name)) for name in names}
 
+    def limit(self, table: ActionTable) -> int:
+        """Largest K that `table` allows the drafter of this policy, 0 when there is no drafter."""
+        name = self.drafter if self.drafter is not None else next(iter(table.drafters), None)
+        return 0 if name is None else max(table.k_values(name))
+
     def draft(self, k: int, observation: Observation, drafter: str | None = None) -> Action:
         """Draft `k` tokens, cut to what can be played now; rollback if that is nothing.
 
-        Without a name the table's first drafter is used.
+        Without a name this policy's `drafter` is used, else the table's first.
         """
         k = min(k, observation.k_max)
-        names = self.table.drafters
-        if k < 1 or not names:
+        name = drafter or self.drafter or self._first
+        if k < 1 or name is None:
             return ROLLBACK
-        return Action(drafter if drafter is not None else names[0], k)
+        return Action(name, k)

@@ -1,0 +1,103 @@
+"""The contract of a drafter, and the registry of drafter kinds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from assc.batch import Batch
+
+
+@dataclass
+class Proposal:
+    """Drafted tokens of a batch: `tokens` [B, K] on the target's device, of which row b uses the first `lengths[b]`.
+
+    `q` [B, K, V] are the probabilities that the tokens were drawn from (rejection mode), None for one-hot.
+    `steps` and `catch_up` count, per row, draft forwards and committed tokens fed beyond the usual one.
+    """
+
+    tokens: Tensor
+    lengths: Sequence[int]
+    q: Tensor | None = None
+    steps: Sequence[int] = ()
+    catch_up: Sequence[int] = ()
+    one_hot: Sequence[bool] = ()
+    """set by the engine when it merges drafters: rows whose drafter gives no probabilities"""
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """The draft's distribution for the next position: entropy in nats, largest probability, and its lead."""
+
+    entropy: float
+    top1: float
+    margin: float
+
+
+class Drafter(ABC):
+    """Proposes tokens and learns from the outcome.
+
+    The life of a drafter in one batch: `begin`, then rounds of `propose` (perhaps after `peek`) and `committed`.
+    A drafter keeps all per-request state between `begin` and the next `begin`, and none beyond.
+    """
+
+    kind: ClassVar[str]
+    name: str
+    has_confidence: bool = False
+    """whether `peek` can tell the draft's distribution for the next position"""
+    gives_q: bool = False
+    """whether proposals carry probabilities in rejection mode; otherwise the draft counts as one-hot"""
+
+    @abstractmethod
+    def begin(self, batch: Batch) -> None:
+        """New requests: forget everything."""
+
+    @abstractmethod
+    def propose(self, batch: Batch, ks: Sequence[int]) -> Proposal:
+        """Draft up to `ks[b]` tokens after the committed text of each row b; 0 leaves the row alone.
+
+        Fewer tokens (none included) may come back, more never.
+        """
+
+    def peek(self, batch: Batch, rows: Sequence[int]) -> dict[int, Confidence]:
+        """Run the first draft forward of `rows` ahead of the decision; `propose` then continues from it."""
+        return {}
+
+    def committed(self, batch: Batch) -> None:  # noqa: B027 - doing nothing is right for a stateless drafter
+        """The round is over and `batch` holds the new lengths: drop what belongs to rejected tokens."""
+
+    def match_length(self, batch: Batch, row: int) -> int | None:
+        """Length of the longest committed suffix that occurred before; None if this drafter does not look."""
+        return None
+
+    def memory_bytes(self) -> int:
+        """Bytes of weights and buffers held for drafting."""
+        return 0
+
+
+D = TypeVar("D", bound=type[Drafter])
+
+_kinds: dict[str, type[Drafter]] = {}
+
+
+def register_drafter(kind: str) -> Callable[[D], D]:
+    """Register a drafter class under its kind."""
+
+    def add(cls: D) -> D:
+        if kind in _kinds and _kinds[kind] is not cls:
+            raise ValueError(f"drafter kind {kind!r} is registered twice")
+        cls.kind = kind
+        _kinds[kind] = cls
+        return cls
+
+    return add
+
+
+def drafter_kinds() -> dict[str, type[Drafter]]:
+    """Kind to class, of everything registered."""
+    return dict(_kinds)

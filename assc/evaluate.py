@@ -1,0 +1,178 @@
+"""Paired, interleaved comparison of policies: every request is decoded by all of them, one right after the other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from assc.core import Backend, Episode, Policy, Request
+from assc.errors import AsscError, RequestError
+from assc.files import versions
+from assc.metrics import DEFINITIONS, Run
+from assc.registry import make_policy
+from assc.results import Evaluation, EvaluationInterrupted, RequestResult, unique_labels
+from assc.run import run_request
+
+BASELINE = "ar"
+"""name of the policy that always runs: plain decoding through the same engine"""
+
+OnEpisode = Callable[[str, Episode], None]
+OnRequest = Callable[[RequestResult], None]
+
+
+def _check(requests: Sequence[Request], policies: Sequence[tuple[str, Policy]], repeats: int, warmup: int) -> None:
+    if not requests:
+        raise RequestError("there is no request to evaluate, give at least one")
+    if not policies:
+        raise AsscError("there is no policy to evaluate, give at least one")
+    if repeats < 1 or warmup < 0:
+        raise AsscError(f"repeats is {repeats} (1 or more) and warmup is {warmup} (0 or more)")
+    if len({id(policy) for _, policy in policies}) < len(policies):
+        raise ValueError("one policy object is listed twice; its copies would share what they learn, make two objects")
+
+
+def _meta(
+    backend: Backend, requests: Sequence[Request], *, seed: int, repeats: int, warmup: int, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Provenance of a result: what the backend says of itself, then this evaluation, then `extra`."""
+    describe = getattr(backend, "describe", None)
+    temperatures = sorted({r.temperature for r in requests})
+    categories = [r.category for r in requests]
+    return {
+        **dict.fromkeys(("pair", "device", "dtype", "threads")),
+        "backend": type(backend).__name__,
+        **(describe() if describe is not None else {}),
+        "mode": backend.mode,
+        "c": backend.cost_ratio,
+        "time_source": backend.time_source,
+        "seed": seed,
+        "requests": len(requests),
+        "repeats": repeats,
+        "warmup": warmup,
+        "max_new_tokens": max(r.max_new_tokens for r in requests),
+        "temperature": temperatures[0] if len(temperatures) == 1 else temperatures,
+        "categories": {c: categories.count(c) for c in sorted(set(categories))},
+        "workload": None,
+        "versions": versions(),
+        "definitions": DEFINITIONS,
+        **extra,
+    }
+
+
+class _Players:
+    """The policies with the state they came with, and the backend that they share."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        policies: Sequence[tuple[str, Policy]],
+        clock: Callable[[], float],
+        on_episode: OnEpisode,
+    ) -> None:
+        names = tuple(name for name, _ in policies)
+        self.backend, self.clock, self.on_episode = backend, clock, on_episode
+        self.baseline = names.index(BASELINE) if BASELINE in names else None
+        self.labels = list(unique_labels(names))
+        self.policies = [policy for _, policy in policies]
+        if self.baseline is None:
+            self.labels.append(BASELINE)
+            self.policies.append(make_policy(BASELINE))
+        for policy in self.policies:
+            policy.begin(backend.table)  # a K or an artefact that does not fit is refused before any work
+        self._states = [copy.deepcopy(policy.state_dict()) for policy in self.policies]
+
+    def restore(self) -> None:
+        """Back to what each policy knew when it was handed over: warm-ups and repeats teach nothing."""
+        for policy, state in zip(self.policies, self._states, strict=True):
+            policy.load_state_dict(copy.deepcopy(state))
+
+    def play(self, request: Request, policy: int, index: int = 0, repeat: int = 0) -> Run:
+        start = self.clock()
+        episode = run_request(self.backend, request, self.policies[policy])
+        wall = self.clock() - start
+        return Run(index, repeat, episode, wall, float(getattr(self.backend, "prefill_seconds", 0.0)))
+
+    def play_all(self, request: Request, index: int, repeat: int, seed: int, bar: Any) -> RequestResult:
+        """All policies on one request in an order that `seed` shuffles anew for each request."""
+        order = np.random.default_rng([seed, repeat, index]).permutation(len(self.policies))
+        runs: dict[int, Run] = {}
+        for i in map(int, order):
+            bar.set_postfix_str(self.labels[i], refresh=False)
+            runs[i] = self.play(request, i, index, repeat)
+            bar.update()
+            self.on_episode(self.labels[i], runs[i].episode)
+        hidden = self.baseline is None
+        plain = runs[len(self.policies) - 1 if self.baseline is None else self.baseline]
+        listed = tuple(runs[i] for i in range(len(self.policies) - hidden))
+        return RequestResult(index, repeat, request, listed, plain, tuple(self.labels[i] for i in map(int, order)))
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Any]:
+    # disable=None: silent when stderr is not a terminal
+    with tqdm(total=total, desc="evaluate", unit="run", disable=None if shown else True, leave=False) as bar:
+        yield bar
+
+
+def evaluate(
+    backend: Backend,
+    requests: Sequence[Request],
+    policies: Sequence[tuple[str, Policy]],
+    *,
+    seed: int,
+    repeats: int = 1,
+    warmup: int = 1,
+    progress: bool = True,
+    on_episode: OnEpisode | None = None,
+    on_request: OnRequest | None = None,
+    meta: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> Evaluation:
+    """Compare policies on the same requests, paired by request and interleaved in time.
+
+    Plain decoding always runs as the baseline; it is a row when `("ar", policy)` is listed. The order of the
+    policies is shuffled for each request by `seed`. The first `warmup` requests are first played once by every
+    policy and thrown away. A policy learns across the requests of one repeat; before each repeat it returns to the
+    state in which it was handed over. The same name may be listed twice (A/A) with two objects.
+
+    `on_episode(label, episode)` is called after each run, `on_request(result)` once all policies have finished a
+    request. `meta` is added to the result's own. `clock` (seconds) measures the wall time around each episode.
+
+    Raises `AsscError` for input that cannot be evaluated, and `EvaluationInterrupted` (a `KeyboardInterrupt` that
+    carries the finished part) on Ctrl-C.
+    """
+    _check(requests, policies, repeats, warmup)
+    players = _Players(backend, policies, clock, on_episode or (lambda label, episode: None))
+    evaluation = Evaluation(
+        names=tuple(name for name, _ in policies),
+        mode=backend.mode,
+        measured=backend.time_source == "measured",
+        seed=seed,
+        baseline=players.baseline,
+        meta=_meta(backend, requests, seed=seed, repeats=repeats, warmup=warmup, extra=meta or {}),
+        complete=False,
+    )
+    warming = list(requests[:warmup])
+    try:
+        with _bar((len(warming) + repeats * len(requests)) * len(players.policies), progress) as bar:
+            for request in warming:
+                for i in range(len(players.policies)):
+                    players.play(request, i)
+                    bar.update()
+            for repeat in range(repeats):
+                players.restore()
+                for index, request in enumerate(requests):
+                    result = players.play_all(request, index, repeat, seed, bar)
+                    evaluation.results.append(result)
+                    if on_request is not None:
+                        on_request(result)
+    except KeyboardInterrupt:
+        raise EvaluationInterrupted(evaluation) from None
+    evaluation.complete = True
+    return evaluation

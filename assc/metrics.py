@@ -1,0 +1,187 @@
+"""The numbers of a result table, each with its definition. Pure arithmetic over `Totals` and rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from assc.core import Episode, RoundRecord, Totals
+from assc.stats import NO_INTERVAL, Interval, mean_of_ratios, speedup, speedup_interval
+
+ROW_KEYS: tuple[str, ...] = (
+    "policy",
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "speedup",
+    "speedup_ci95",
+    "acceptance_rate",
+    "waste_rate",
+    "mean_k",
+    "tokens_per_round",
+    "rollback_rate",
+    "draft_time_share",
+    "policy_time_share",
+    "rounds",
+)
+
+DEFINITIONS: dict[str, str] = {
+    "tokens": "tokens committed, bonus and correction tokens included, over all requests and repeats",
+    "seconds": "seconds of the rounds (draft, verify, policy, other) without the prefill of the prompt, measured or "
+    "modelled as meta.time_source says",
+    "tokens_per_second": "tokens / seconds, both summed first (a ratio of totals, not a mean of ratios)",
+    "speedup": "tokens_per_second of the policy / the same of plain decoding ('ar') through the same engine, on the "
+    "same requests, interleaved in the same run",
+    "speedup_ci95": "95 % interval of speedup: bootstrap over requests, paired, percentiles of the logarithm widened "
+    "for the small number of requests; [null, null] for a single request; not adjusted for the number of policies",
+    "acceptance_rate": "accepted / drafted, both summed first; accepted is the leading run after clipping at stop and "
+    "budget, the bonus token is not counted, drafted counts verified tokens only; null when nothing was drafted",
+    "waste_rate": "1 - acceptance_rate",
+    "mean_k": "mean over all rounds of the K that the policy planned, rollback rounds count as 0",
+    "tokens_per_round": "tokens / rounds, both summed first (tau, block efficiency, mean accepted length + 1)",
+    "rollback_rate": "rounds in which the policy chose plain decoding / rounds",
+    "draft_time_share": "seconds spent drafting / seconds",
+    "policy_time_share": "seconds spent in the policy (deciding and learning) / seconds",
+    "rounds": "verification steps of the target, counted one by one",
+    "same_text": "every policy emitted the same token ids for every request; null in mode rejection, where texts "
+    "differ by design",
+    "details.tokens_per_round_mean_of_requests": "mean over requests of tokens / rounds of each request",
+    "details.acceptance_rate_mean_of_requests": "mean over the requests that drafted of each one's accepted / drafted",
+    "details.mean_drafted": "drafted / rounds in which a token was drafted; below K when the budget, an early stop or "
+    "a missing n-gram match cut it",
+    "details.acceptance_by_position": "entry j: rounds that accepted draft token j+1 / rounds that drafted it",
+    "details.discarded": "tokens drafted but thrown away unverified; in no rate",
+    "details.wasted_draft_seconds": "sum over rounds of draft seconds * (drafted - accepted) / drafted",
+    "details.phase_gap": "|draft + verify + policy + other - seconds| / seconds, should be under 0.05",
+    "details.wall_seconds": "wall clock of the episodes, prefill and observation included",
+    "details.unexplained_share": "(wall - prefill - seconds) / wall for measured time: what no phase accounts for",
+    "details.speedup_by_repeat": "speedup of each repeat alone: the spread between repeats",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy on one request in one repeat. Seconds of wall clock stand beside the rounds' own seconds."""
+
+    index: int
+    """number of the request in the evaluation"""
+    repeat: int
+    episode: Episode
+    wall_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+    @cached_property
+    def totals(self) -> Totals:
+        return Totals.of(self.episode.rounds)
+
+
+def pooled(runs: Sequence[Run]) -> Totals:
+    """Totals over all runs."""
+    total = Totals()
+    for run in runs:
+        total = total + run.totals
+    return total
+
+
+def per_request(runs: Sequence[Run]) -> list[Totals]:
+    """Totals of each request over its repeats, in order of the request number."""
+    sums: dict[int, Totals] = {}
+    for run in runs:
+        sums[run.index] = sums.get(run.index, Totals()) + run.totals
+    return [sums[k] for k in sorted(sums)]
+
+
+def _columns(totals: Sequence[Totals]) -> tuple[list[float], list[float]]:
+    return [float(t.tokens) for t in totals], [t.seconds for t in totals]
+
+
+def make_row(name: str, mine: Sequence[Run], base: Sequence[Run], *, seed: int, is_baseline: bool) -> dict[str, Any]:
+    """One row of the table, with exactly `ROW_KEYS`. `mine` and `base` cover the same requests and repeats."""
+    total = pooled(mine)
+    ratio: float | None = None
+    interval: Interval = NO_INTERVAL
+    if is_baseline and mine:
+        ratio, interval = 1.0, (1.0, 1.0)
+    elif mine:
+        columns = (*_columns(per_request(mine)), *_columns(per_request(base)))
+        # the same resamples for every row, so rows are comparable
+        ratio, interval = speedup(*columns), speedup_interval(*columns, rng=np.random.default_rng(seed))
+    values = {
+        "policy": name,
+        "tokens": total.tokens,
+        "seconds": total.seconds,
+        "tokens_per_second": total.tokens_per_second,
+        "speedup": ratio,
+        "speedup_ci95": list(interval),
+        "acceptance_rate": total.acceptance_rate,
+        "waste_rate": total.waste_rate,
+        "mean_k": total.mean_k,
+        "tokens_per_round": total.tokens_per_round,
+        "rollback_rate": total.rollback_rate,
+        "draft_time_share": total.share("draft"),
+        "policy_time_share": total.share("policy"),
+        "rounds": total.rounds,
+    }
+    return {key: values[key] for key in ROW_KEYS}
+
+
+def acceptance_by_position(rounds: Sequence[RoundRecord]) -> list[float]:
+    """Entry j: share of the rounds with more than j drafted tokens that accepted more than j.
+
+    Not conditional on the token before, so it falls with j even for a constant acceptance per token.
+    """
+    longest = max((r.drafted for r in rounds), default=0)
+    drafted = [sum(r.drafted > j for r in rounds) for j in range(longest)]
+    accepted = [sum(r.accepted > j for r in rounds) for j in range(longest)]
+    return [a / d for a, d in zip(accepted, drafted, strict=True)]
+
+
+def _by_repeat(mine: Sequence[Run], base: Sequence[Run]) -> list[float | None]:
+    ratios: list[float | None] = []
+    for repeat in sorted({s.repeat for s in mine}):
+        ours = [s.totals for s in mine if s.repeat == repeat]
+        plain = [s.totals for s in base if s.repeat == repeat]
+        ratios.append(speedup(*_columns(ours), *_columns(plain)))
+    return ratios
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool) -> dict[str, Any]:
+    """Further numbers of one policy, defined in `DEFINITIONS` under "details."."""
+    total, requests = pooled(mine), per_request(mine)
+    rounds = [r for s in mine for r in s.episode.rounds]
+    drafting = sum(r.drafted > 0 for r in rounds)
+    phases = total.draft_seconds + total.verify_seconds + total.policy_seconds + total.other_seconds
+    wall, prefill = sum(s.wall_seconds for s in mine), sum(s.prefill_seconds for s in mine)
+    return {
+        "planned": total.planned,
+        "drafted": total.drafted,
+        "accepted": total.accepted,
+        "discarded": sum(r.discarded for r in rounds),
+        "rollbacks": total.rollbacks,
+        "mean_drafted": total.drafted / drafting if drafting else None,
+        "acceptance_by_position": acceptance_by_position(rounds),
+        "acceptance_rate_mean_of_requests": mean_of_ratios(
+            [t.accepted for t in requests], [t.drafted for t in requests]
+        ),
+        "tokens_per_round_mean_of_requests": mean_of_ratios([t.tokens for t in requests], [t.rounds for t in requests]),
+        "draft_seconds": total.draft_seconds,
+        "verify_seconds": total.verify_seconds,
+        "policy_seconds": total.policy_seconds,
+        "other_seconds": total.other_seconds,
+        "wasted_draft_seconds": sum(
+            r.draft_seconds * (r.drafted - r.accepted) / r.drafted for r in rounds if r.drafted
+        ),
+        "phase_gap": _share(abs(phases - total.seconds), total.seconds),
+        "wall_seconds": wall,
+        "prefill_seconds": prefill,
+        "unexplained_share": _share(wall - prefill - total.seconds, wall) if measured else None,
+        "speedup_by_repeat": _by_repeat(mine, base),
+    }

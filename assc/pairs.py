@@ -1,0 +1,229 @@
+"""Model pairs: a target, its model drafts and their common tokenizer, loaded by name or from paths.
+
+pair = load_pair("smollm2")
+ids = pair.encode("What is the capital of France?")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from assc.catalogue import MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
+from assc.convert import quiet_transformers
+from assc.device import resolve_device, resolve_dtype
+from assc.errors import PairError, RequestError, UnsupportedModelError
+from assc.sources import TINY, locate
+from assc.support import check_supported, check_tokenizers, vocabulary_rows
+
+__all__ = ["MODEL_DRAFTER", "PAIRS", "LoadedPair", "PairSpec", "check_supported", "load_pair", "make_pair", "pair_spec"]
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """Models ready to decode: in evaluation mode, without gradients, on one device."""
+
+    name: str
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafts: dict[str, PreTrainedModel]
+    """model drafts by drafter name; the n-gram drafter is not listed"""
+    device: torch.device
+    dtype: torch.dtype
+    """the target's; each draft keeps its own"""
+    vocab_size: int
+    """ids that tokenizer, target and every draft agree on: what a drafter may propose. The target itself is free to
+    emit any of its ids, or its output would not be its own."""
+    eos_token_ids: tuple[int, ...]
+    licence: str = ""
+    source: str = ""
+
+    def encode(self, prompt: str, *, chat: bool = True) -> tuple[int, ...]:
+        """Token ids of one user message in the chat template, or of the bare text if `chat` is off or none exists.
+
+        Raises `RequestError` for a prompt without text.
+        """
+        if not prompt.strip():
+            raise RequestError("the prompt is empty; give at least one character that is not white space")
+        tokenizer: Any = self.tokenizer
+        if chat and tokenizer.chat_template:
+            message = [{"role": "user", "content": prompt}]
+            ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
+        else:
+            ids = tokenizer(prompt)["input_ids"]
+        if not ids:
+            raise RequestError("the prompt has no tokens in this tokenizer; give other text")
+        return tuple(int(i) for i in ids)
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        tokenizer: Any = self.tokenizer
+        return str(
+            tokenizer.decode(
+                [int(i) for i in ids], skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def load_pair(
+    name: str = "smollm2",
+    *,
+    target: str | None = None,
+    draft: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    threads: int | None = None,
+    force_tokenizer: bool = False,
+) -> LoadedPair:
+    """Load a pair of the catalogue, or a custom one.
+
+    `target` (directory, `.gguf` file or hub id) replaces the whole named pair; `draft` adds or replaces the draft
+    called `model`. `dtype="auto"` is `assc.device.default_dtype`, and float64 for the pair `tiny`. `threads` sets
+    torch's threads for the process. Raises `PairError`, or `UnsupportedModelError` for a model whose state cannot be
+    rolled back.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise PairError(f"threads is 1 or more, got {threads}")
+        torch.set_num_threads(threads)
+    spec = _resolve(name, target, draft)
+    where = resolve_device(device)
+    kind = torch.float64 if dtype == "auto" and spec.target.startswith(TINY) else resolve_dtype(dtype, where)
+    tokenizer = _tokenizer(spec.target)
+    if tokenizer is None:
+        raise PairError(f"the target {spec.target} has no tokenizer that can be read; add its tokenizer files")
+    draft_tokenizers: dict[str, Any] = {}
+    for key, source in spec.drafts.items():  # before any weights are read: a mismatch is told at once
+        other = _tokenizer(source)
+        if other is None and not force_tokenizer:
+            raise PairError(f"the draft {source} has no tokenizer that can be read; add its files or force it")
+        draft_tokenizers[key] = tokenizer if other is None else other
+        check_tokenizers(tokenizer, draft_tokenizers[key], force=force_tokenizer, draft_name=f"draft {key!r}")
+    return make_pair(
+        spec.name,
+        _model(spec.target, where, kind),
+        tokenizer,
+        {key: _model(source, where, kind) for key, source in spec.drafts.items()},
+        draft_tokenizers=draft_tokenizers,
+        licence=spec.licence,
+        source=spec.origin,
+        force_tokenizer=force_tokenizer,
+    )
+
+
+def make_pair(
+    name: str,
+    target: Any,
+    tokenizer: Any,
+    drafts: Mapping[str, Any] | None = None,
+    *,
+    draft_tokenizers: Mapping[str, Any] | None = None,
+    licence: str = "",
+    source: str = "",
+    force_tokenizer: bool = False,
+) -> LoadedPair:
+    """A pair out of models that are already loaded. They are checked, never changed.
+
+    A draft without an entry in `draft_tokenizers` is taken to use the target's tokenizer. Raises `PairError` and
+    `UnsupportedModelError`.
+    """
+    drafts = dict(drafts or {})
+    usable = min(vocabulary_rows(target), max(tokenizer.get_vocab().values(), default=-1) + 1)
+    check_supported(target)
+    for key, model in drafts.items():
+        check_supported(model)
+        other = (draft_tokenizers or {}).get(key, tokenizer)
+        overlap = check_tokenizers(tokenizer, other, force=force_tokenizer, draft_name=f"draft {key!r}")
+        usable = min(usable, overlap, vocabulary_rows(model))
+    if usable < 1:
+        raise PairError(f"the vocabularies of the pair {name!r} have no id in common")
+    return LoadedPair(
+        name=name,
+        target=target,
+        tokenizer=tokenizer,
+        drafts=drafts,
+        device=torch.device(target.device),
+        dtype=target.dtype,
+        vocab_size=usable,
+        eos_token_ids=_eos_ids(target, tokenizer),
+        licence=licence,
+        source=source,
+    )
+
+
+def _resolve(name: str, target: str | None, draft: str | None) -> PairSpec:
+    """The named pair with what the caller replaced in it."""
+    if target is None:
+        spec = pair_spec(name)
+        if draft is None:
+            return spec
+        title, origin = f"{name}+{Path(draft).name}", f"{spec.origin}; draft: {draft}"
+        return replace(spec, name=title, drafts={**spec.drafts, MODEL_DRAFTER: draft}, origin=origin)
+    title = Path(target).name + (f"+{Path(draft).name}" if draft is not None else "")
+    origin = target + (f"; draft: {draft}" if draft is not None else "")
+    drafts = {} if draft is None else {MODEL_DRAFTER: draft}
+    return PairSpec(title, target, drafts, licence="unknown (given by path)", origin=origin)
+
+
+def _tokenizer(source: str) -> Any | None:
+    """The tokenizer of a source, None if it has none that can be read."""
+    if source.startswith(TINY):
+        from assc.tiny import tiny_tokenizer
+
+        return tiny_tokenizer()
+    path = locate(source)
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(path)
+    except Exception:  # transformers raises anything from OSError to KeyError here; the caller names the source
+        return None
+
+
+def _model(source: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model in evaluation mode without gradients. Raises `PairError` with the first line of what went wrong."""
+    if source.startswith(TINY):
+        from assc.tiny import tiny_draft, tiny_target
+
+        target = tiny_target(dtype=dtype)
+        small: Any = target if source == TINY + "target" else tiny_draft(target)
+        return small.to(device)
+    path = locate(source)
+    try:
+        with quiet_transformers():
+            config: Any = AutoConfig.from_pretrained(path)
+            if getattr(config, "is_encoder_decoder", False):
+                names = ", ".join(config.architectures or [type(config).__name__])
+                raise UnsupportedModelError(f"{names} is not supported because it is an encoder-decoder model")
+            model: Any = _pretrained(path, config, dtype)
+            return model.to(device).eval().requires_grad_(False)
+    except PairError:
+        raise
+    except torch.OutOfMemoryError:
+        raise PairError(f"{source} does not fit into the memory of {device} in {dtype}") from None
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
+        raise PairError(f"the model {source} cannot be loaded: {reason}") from error
+
+
+def _pretrained(path: Path, config: Any, dtype: torch.dtype) -> Any:
+    """Load with sdpa attention, or eager where a model has no other."""
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="eager")
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """What ends a text: as in transformers' `generate`, the generation config; else the config, else the tokenizer."""
+    for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(holder, "eos_token_id", None)
+        if ids is not None:
+            return tuple(int(i) for i in ids) if isinstance(ids, list | tuple) else (int(ids),)
+    return ()

@@ -1,0 +1,166 @@
+"""What an evaluation yields: runs, requests with all their runs, and the whole as rows, details and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assc.core import Mode, Request
+from assc.files import write_json
+from assc.metrics import Run, make_details, make_row
+
+MAX_DIFFERENCES = 20
+"""differing texts that are listed; all are counted"""
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """One request under every policy: `runs` in the order of the labels, and the run of plain decoding."""
+
+    index: int
+    repeat: int
+    request: Request
+    runs: tuple[Run, ...]
+    baseline: Run
+    order: tuple[str, ...] = ()
+    """labels in the order they were played"""
+
+
+def unique_labels(names: Sequence[str]) -> tuple[str, ...]:
+    """One label per policy, numbered where a name comes twice.
+
+    >>> unique_labels(["ar", "static:4", "static:4"])
+    ('ar', 'static:4', 'static:4 #2')
+    """
+    labels: list[str] = []
+    for i, name in enumerate(names):
+        earlier = names[:i].count(name)
+        labels.append(f"{name} #{earlier + 1}" if earlier else name)
+    return tuple(labels)
+
+
+@dataclass
+class Evaluation:
+    """Results of a paired comparison. Only requests that every policy has finished are in it."""
+
+    names: tuple[str, ...]
+    """policies as they were given"""
+    mode: Mode
+    measured: bool
+    seed: int
+    baseline: int | None
+    """index in `names` of the plain decoding that is the baseline, None when it ran unlisted"""
+    meta: dict[str, Any] = field(default_factory=dict)
+    results: list[RequestResult] = field(default_factory=list)
+    complete: bool = True
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return unique_labels(self.names)
+
+    def _runs(self, policy: int | None, category: str | None = None) -> list[Run]:
+        """Runs of one policy (None: the baseline), of one category or of all."""
+        kept = [r for r in self.results if category is None or r.request.category == category]
+        return [r.baseline if policy is None else r.runs[policy] for r in kept]
+
+    def rows(self, category: str | None = None) -> list[dict[str, Any]]:
+        """One row per policy in the order given, over all requests or those of one category."""
+        base = self._runs(None, category)
+        return [
+            make_row(name, self._runs(i, category), base, seed=self.seed, is_baseline=i == self.baseline)
+            for i, name in enumerate(self.names)
+        ]
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        return tuple(sorted({r.request.category for r in self.results}))
+
+    def by_category(self) -> dict[str, list[dict[str, Any]]]:
+        return {category: self.rows(category) for category in self.categories}
+
+    def baseline_row(self) -> dict[str, Any]:
+        """The row of plain decoding, listed or not."""
+        base = self._runs(None)
+        return make_row("ar", base, base, seed=self.seed, is_baseline=True)
+
+    def details(self) -> list[dict[str, Any]]:
+        """Further numbers per policy in the order given, and what each request gave (defined in `DEFINITIONS`)."""
+        base = self._runs(None)
+        rows: list[dict[str, Any]] = []
+        for i, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
+            numbers = make_details(self._runs(i), base, measured=self.measured)
+            rows.append({"policy": name, "label": label, **numbers, "requests": self._requests(i)})
+        return rows
+
+    def _requests(self, policy: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for result in self.results:
+            totals, plain = result.runs[policy].totals, result.baseline.totals
+            rows.append(
+                {
+                    "id": result.request.id,
+                    "category": result.request.category,
+                    "repeat": result.repeat,
+                    "tokens": totals.tokens,
+                    "seconds": totals.seconds,
+                    "baseline_tokens": plain.tokens,
+                    "baseline_seconds": plain.seconds,
+                    "rounds": totals.rounds,
+                    "drafted": totals.drafted,
+                    "accepted": totals.accepted,
+                    "finish": result.runs[policy].episode.finish,
+                }
+            )
+        return rows
+
+    def text_differences(self) -> list[dict[str, Any]]:
+        """Runs whose token ids are not those of plain decoding, with the first position that differs."""
+        found: list[dict[str, Any]] = []
+        for result in self.results:
+            expected = result.baseline.episode.tokens
+            for label, run in zip(self.labels, result.runs, strict=True):
+                tokens = run.episode.tokens
+                if tokens == expected:  # lengths included: a cut-off text is a different text
+                    continue
+                pairs = enumerate(zip(tokens, expected, strict=False))
+                shorter = min(len(tokens), len(expected))
+                position = next((i for i, (a, b) in pairs if a != b), shorter)
+                where = {"policy": label, "id": result.request.id, "repeat": result.repeat, "position": position}
+                found.append({**where, "length": len(tokens), "baseline_length": len(expected)})
+        return found
+
+    @property
+    def same_text(self) -> bool | None:
+        """Whether all policies emitted the same token ids; None where texts differ by design or nothing finished."""
+        sampled = any(r.request.temperature > 0 for r in self.results)
+        if not self.results or (self.mode == "rejection" and sampled):
+            return None
+        return not self.text_differences()
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `out.json`. `meta`, `rows` and `same_text` are the stable part."""
+        same, differences = self.same_text, self.text_differences()
+        return {
+            "meta": dict(self.meta),
+            "rows": self.rows(),
+            "same_text": same,
+            "complete": self.complete,
+            "by_category": self.by_category(),
+            "baseline": self.baseline_row(),
+            "details": self.details(),
+            "text_differences": [] if same is None else differences[:MAX_DIFFERENCES],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write `out.json` whole or not at all."""
+        write_json(path, self.to_json())
+
+
+class EvaluationInterrupted(KeyboardInterrupt):
+    """Ctrl-C during an evaluation; `evaluation` holds the finished requests and is marked incomplete."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        super().__init__("evaluation interrupted")
+        self.evaluation = evaluation

@@ -1,0 +1,217 @@
+"""Saved policies: one zip with `meta.json` and either `weights.npz` (a network) or `state.json` (any other policy).
+
+`meta.json` holds `format`, `kind` ("ppo", "dqn", "a2c", or the spec of a registered policy such as "bandit:ucb"),
+`features_version`, `history`, `fields`, `actions`, `versions` and whatever the trainer adds (`mode`, `pair`,
+`training`). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assc.actions import ActionTable
+from assc.core import Policy
+from assc.errors import ArtefactError, AsscError
+from assc.observe import FEATURES_VERSION, HISTORY, Featurizer
+from assc.registry import make_policy, register_artefact_loader
+from policies.artefact_checks import build_network, read_arrays, read_json, read_members, refuse
+from policies.base import BasePolicy
+from policies.learned import LearnedPolicy, Network
+
+FORMAT = 1
+NEURAL_KINDS = ("ppo", "a2c", "dqn")
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A checked artefact: `network` and `featurizer` for neural kinds, else `spec` and `state`."""
+
+    path: str
+    meta: dict[str, Any]
+    table: ActionTable
+    featurizer: Featurizer | None = None
+    network: Network | None = None
+    spec: str = ""
+    state: dict[str, Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        return str(self.meta["kind"])
+
+
+def save_network(
+    path: str | os.PathLike[str],
+    network: Network,
+    *,
+    kind: str,
+    featurizer: Featurizer,
+    table: ActionTable,
+    meta: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save a network that maps `featurizer`'s vector to one score per action of `table`."""
+    arrays: dict[str, Any] = {
+        f"{n}{i}": a for i, pair in enumerate(network.layers) for n, a in zip("wb", pair, strict=True)
+    }
+    if network.normaliser is not None:
+        arrays |= {"mean": network.normaliser.mean, "var": network.normaliser.var}
+        arrays |= {"eps": np.float64(network.normaliser.eps), "clip": np.float64(network.normaliser.clip)}
+    description = _describe(kind, table, meta) | {
+        "features_version": FEATURES_VERSION,
+        "history": HISTORY,
+        "fields": list(featurizer.fields),
+        "activation": network.activation,
+    }
+    build_network(str(path), arrays, network.activation, featurizer.size, len(table))
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return _write(path, {"meta.json": _dump(description), "weights.npz": buffer.getvalue()})
+
+
+def save_policy(
+    path: str | os.PathLike[str],
+    policy: Policy,
+    *,
+    table: ActionTable,
+    meta: Mapping[str, Any] | None = None,
+    spec: str | None = None,
+) -> Path:
+    """Save a registered policy with what it has learned; `spec` (default: its own) says how it is built again.
+
+    Give `spec="bandit:ucb,frozen=true"` to deploy a learner that shall not go on learning.
+    """
+    spec = spec if spec is not None else policy.spec
+    if not isinstance(make_policy(spec), BasePolicy) or spec.endswith(".zip"):
+        raise ArtefactError(f"a policy is saved under the spec that builds it, got {spec!r}")
+    state = {"spec": spec, "state": policy.state_dict()}
+    kind = spec.partition(",")[0]
+    return _write(path, {"meta.json": _dump(_describe(kind, table, meta)), "state.json": _dump(state)})
+
+
+def read_artefact(path: str | os.PathLike[str]) -> Artefact:
+    """Read and check a saved policy. Raises `ArtefactError` with one sentence for anything that is wrong with it."""
+    name = os.fspath(path)
+    members = read_members(name)
+    meta = read_json(name, members, "meta.json")
+    if meta.get("format") != FORMAT:
+        refuse(name, f"has format {meta.get('format')!r}, this version of assc reads format {FORMAT}")
+    kind = meta.get("kind")
+    if not isinstance(kind, str) or not isinstance(meta.get("actions"), list):
+        refuse(name, "has no kind or no action table in its meta.json")
+    try:
+        table = ActionTable.from_json(meta["actions"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        refuse(name, f"has an unreadable action table ({error})")
+    if kind in NEURAL_KINDS:
+        featurizer = _featurizer(name, meta)
+        arrays = read_arrays(name, members)
+        network = build_network(name, arrays, meta.get("activation"), featurizer.size, len(table))
+        return Artefact(name, meta, table, featurizer=featurizer, network=network)
+    body = read_json(name, members, "state.json")
+    spec, state = body.get("spec"), body.get("state")
+    if not isinstance(spec, str) or not isinstance(state, dict) or spec.endswith(".zip"):
+        refuse(name, "has no spec or no state in its state.json")
+    return Artefact(name, meta, table, spec=spec, state=state)
+
+
+def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, seed: int = 0) -> BasePolicy:
+    """The policy saved at `path`; its `spec` is the path, and `reset` returns to what was saved.
+
+    `deterministic=False` samples the actions of a PPO or A2C network from a stream of its own, seeded by `seed`.
+    """
+    artefact = read_artefact(path)
+    policy: BasePolicy
+    if artefact.network is not None and artefact.featurizer is not None:
+        if not deterministic and artefact.kind == "dqn":
+            refuse(artefact.path, "is a DQN: its scores are values, not a distribution to sample from")
+        policy = LearnedPolicy(
+            artefact.network, artefact.featurizer, artefact.table, deterministic=deterministic, seed=seed
+        )
+    else:
+        try:
+            built = make_policy(artefact.spec, seed=seed)
+            built.load_state_dict(artefact.state or {})
+        except (AsscError, TypeError, ValueError, KeyError) as error:
+            refuse(artefact.path, f"cannot be restored: {error}")
+        if not isinstance(built, BasePolicy):
+            refuse(artefact.path, f"names {artefact.spec!r}, which is not a policy that can be saved")
+        policy = built
+    policy.spec = artefact.path
+    policy.saved_table = artefact.table
+    policy.mark_initial()
+    return policy
+
+
+def package_versions(*names: str) -> dict[str, str]:
+    """Installed versions of `names`, those that are not installed left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _featurizer(name: str, meta: Mapping[str, Any]) -> Featurizer:
+    found = (meta.get("features_version"), meta.get("history"))
+    if found != (FEATURES_VERSION, HISTORY):
+        refuse(
+            name,
+            f"was made for observation features version {found[0]!r} with {found[1]!r} rounds of history, this version "
+            f"of assc has version {FEATURES_VERSION} with {HISTORY}",
+        )
+    fields = meta.get("fields")
+    if not isinstance(fields, list) or not all(isinstance(f, str) for f in fields):
+        refuse(name, "has no list of observation fields in its meta.json")
+    try:
+        return Featurizer(fields)
+    except ArtefactError as error:
+        refuse(name, f"cannot be used: {error}")
+
+
+def _describe(kind: str, table: ActionTable, meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    extra = dict(meta or {})
+    versions = package_versions("assc", "numpy") | dict(extra.pop("versions", {}))
+    description = {"format": FORMAT, "kind": kind, "actions": table.to_json(), "versions": versions}
+    reserved = {*description, "features_version", "history", "fields", "activation"} & set(extra)
+    if reserved:
+        raise ValueError(f"meta may not set {sorted(reserved)}")
+    return description | extra
+
+
+def _dump(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _write(path: str | os.PathLike[str], members: Mapping[str, bytes]) -> Path:
+    """Write the zip beside its place, then move it there: a crash leaves the old file or the new one, never half."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, content in members.items():
+                    archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise ArtefactError(f"the policy cannot be saved at {str(target)!r}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+register_artefact_loader(load_artefact)

@@ -1,0 +1,133 @@
+"""Multi-armed bandits over the action table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from assc.actions import ActionTable
+from assc.core import Action, Observation, RoundRecord
+from assc.errors import ArtefactError
+from assc.registry import register
+from policies.arms import ArmSums
+from policies.base import BasePolicy
+from policies.rng import normal, seed_state
+
+ALGORITHMS = ("ucb", "ts")
+
+
+@register("bandit")
+class Bandit(BasePolicy):
+    """One arm per action of the table, rollback included; learns online, across requests, which one pays.
+
+    Reward of a round: tokens − ρ·seconds, with ρ = Σtokens / Σseconds of this learner so far (Dinkelbach 1967). Its
+    optimum is the optimum of the ratio, which the mean of per-round ratios is not: the only arm that cannot be beaten
+    at its own ρ is the one with the best Σtokens/Σseconds. Only arms that can be played now compete, so the end of a
+    budget is never held against a large K. With σ the spread of rewards within an arm, pooled over the arms, and N
+    the count of all rounds:
+
+    - `ucb`: every arm once, then argmax of mean_a + explore·σ·sqrt(2·ln(1 + N) / n_a). The bonus has the count n_a of
+      its own arm: of two arms with equal means the less tried one wins. Source: Auer et al. 2002, UCB1; scale σ for
+      Gaussian noise from Lattimore and Szepesvári 2020, chapter 8.
+    - `ts`: Gaussian Thompson sampling with the plug-in variance σ² and the prior N(0, σ²) on every arm (0 is the mean
+      reward of the learner itself): argmax of a draw from N(n_a·mean_a / (n_a + 1), explore²·σ² / (n_a + 1)).
+      Source: Agrawal and Goyal 2013, arXiv 1209.3353.
+
+    `discount` < 1 multiplies all counts and sums in every round, `window` > 0 keeps the last rounds only (discounted
+    and sliding-window UCB: Garivier and Moulines 2008, arXiv 0805.3415); without them a change of the stream is
+    noticed after about as many rounds as were played before it. `frozen=true` neither learns nor explores: it plays
+    the best mean, and rollback while it knows nothing. Rounds whose seconds are NaN, infinite or negative are not
+    learned from.
+
+    Uses the tokens and seconds of its own rounds.
+
+    >>> from assc.actions import ActionTable
+    >>> policy = Bandit("ucb")
+    >>> policy.begin(ActionTable.build(["ngram"], [2]))
+    >>> class Seen: k_max = 8
+    >>> for i in range(20):
+    ...     action = policy.act(Seen)
+    ...     policy.update(RoundRecord(i, i, action, action.k, action.k, action.k + 1, (), 0.1 + 0.01 * action.k))
+    >>> str(action), round(policy.arms.rho())
+    ('ngram:2', 24)
+    """
+
+    uses: ClassVar[str] = "H, seconds"
+    main_parameter: ClassVar[str | None] = "algo"
+    example: ClassVar[str] = "bandit:ucb"
+    learned: ClassVar[tuple[str, ...]] = ("arms", "rng")
+
+    def __init__(
+        self,
+        algo: str,
+        discount: float = 1.0,
+        window: int = 0,
+        explore: float = 1.0,
+        frozen: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if algo not in ALGORITHMS:
+            raise ValueError(f"the algorithm is one of {', '.join(ALGORITHMS)}, got {algo!r}")
+        if not (0.0 < discount <= 1.0 and window >= 0 and 0.0 <= explore < math.inf):
+            raise ValueError("discount is in (0, 1], window and explore are 0 or more")
+        if discount < 1.0 and window:
+            raise ValueError("discount and window are two ways to forget; give one of them")
+        self.algo, self.explore, self.frozen = algo, explore, frozen
+        self.arms = ArmSums(discount, window)
+        self.rng = seed_state(seed)
+
+    def begin(self, table: ActionTable) -> None:
+        super().begin(table)
+        actions = table.actions if self.saved_table is None else self.saved_table.actions
+        self._names: tuple[tuple[Action, str], ...] = tuple((a, str(a)) for a in actions)
+
+    def act(self, observation: Observation) -> Action:
+        k_max, arms = observation.k_max, self.arms
+        playable = [(a, name) for a, name in self._names if a.k <= k_max]
+        if self.frozen:
+            rho = arms.rho()
+            known = [(arms.mean(name, rho), a) for a, name in playable if name in arms.sums]
+            return max(known, key=lambda pair: pair[0])[1] if known else playable[0][0]
+        if self.algo == "ucb":
+            return self._upper_bound(playable)
+        return self._thompson(playable)
+
+    def _upper_bound(self, playable: list[tuple[Action, str]]) -> Action:
+        sums, rho = self.arms.sums, self.arms.rho()
+        width = self.explore * self.arms.spread(rho) * math.sqrt(2.0 * math.log1p(self.arms.total))
+        best, chosen = -math.inf, playable[0][0]
+        for action, name in playable:
+            row = sums.get(name)
+            if row is None:
+                return action
+            value = (row[1] - rho * row[2]) / row[0] + width / math.sqrt(row[0])
+            if value > best:
+                best, chosen = value, action
+        return chosen
+
+    def _thompson(self, playable: list[tuple[Action, str]]) -> Action:
+        sums, rho = self.arms.sums, self.arms.rho()
+        width = self.explore * self.arms.spread(rho)
+        best, chosen = -math.inf, playable[0][0]
+        for action, name in playable:
+            n, tokens, seconds = sums[name][:3] if name in sums else (0.0, 0.0, 0.0)
+            self.rng, z = normal(self.rng)
+            value = (tokens - rho * seconds) / (n + 1.0) + width * z / math.sqrt(n + 1.0)
+            if value > best:
+                best, chosen = value, action
+        return chosen
+
+    def update(self, record: RoundRecord) -> None:
+        if not self.frozen:
+            self.arms.add(str(record.action), record.emitted, record.seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"arms": self.arms.to_json(), "rng": self.rng}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != set(self.learned) or not isinstance(state["rng"], int):
+            raise ArtefactError(f"policy {self.spec!r} expects the state {sorted(self.learned)}, got {sorted(state)}")
+        arms = ArmSums(self.arms.discount, self.arms.window)
+        arms.from_json(state["arms"])
+        super().load_state_dict({"arms": arms, "rng": state["rng"]})

@@ -1,0 +1,82 @@
+"""Online bandits, trained by letting them decode the train requests with the engine's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assc.core import Backend, Policy, Request
+from assc.registry import make_policy
+from assc.run import iter_rounds
+from envs import RequestSource
+from policies.checkpoint import Checkpoint, write_checkpoint
+from policies.train_config import TrainConfig
+from policies.train_log import Interrupt, TrainingLog
+
+REPORT_ROUNDS = 64
+"""rounds that one point of the scalars is pooled over"""
+
+
+class BanditRun:
+    """One online learner; a run ends with the request in which the last round falls."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        backend: Backend,
+        requests: Sequence[Request],
+        log: TrainingLog,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.config, self.backend, self.log = config, backend, log
+        self.policy: Policy = make_policy(config.algo, seed=config.seed)
+        self.source = RequestSource(requests)
+        self.rng = np.random.default_rng(config.seed)
+        self.steps = 0
+        if checkpoint is not None:
+            state = checkpoint.state
+            self.steps = checkpoint.steps
+            self.policy.load_state_dict(state["policy"])
+            self.source.load_state_dict(state["source"])
+            self.rng.bit_generator.state = state["rng"]
+            log.load_state_dict(state["log"])
+
+    @property
+    def updates(self) -> int:
+        """A bandit learns from every round."""
+        return self.steps
+
+    def snapshot(self) -> Checkpoint:
+        state: dict[str, Any] = {
+            "policy": self.policy.state_dict(),
+            "source": self.source.state_dict(),
+            "rng": self.rng.bit_generator.state,
+            "log": self.log.state_dict(),
+        }
+        return Checkpoint(self.steps, state)
+
+    def train(self, interrupt: Interrupt, run_dir: Path) -> bool:
+        """Learn what is left to learn; False if Ctrl-C stopped it. Either way the last checkpoint is on disk."""
+        saved_at = self.steps
+        boundary = self.snapshot()
+        while self.steps < self.config.total_timesteps:
+            if self.steps - saved_at >= self.config.checkpoint_every:
+                write_checkpoint(run_dir, boundary)
+                saved_at = self.steps
+            for record in iter_rounds(self.backend, self.source.next(self.rng), self.policy):
+                self.steps += 1
+                self.log.add(record, self.steps)
+                if self.log.window.rounds >= REPORT_ROUNDS:
+                    self.log.record_window()
+                    self.log.dump(self.steps)
+                if interrupt.requested:
+                    write_checkpoint(run_dir, boundary)
+                    return False
+            boundary = self.snapshot()
+        self.log.record_window()
+        self.log.dump(self.steps)
+        write_checkpoint(run_dir, self.snapshot())
+        return not interrupt.requested

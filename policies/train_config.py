@@ -1,0 +1,179 @@
+"""The configuration of a training run: what the command line can say, what is checked, what is written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from assc.core import MODES, Mode
+from assc.errors import ArtefactError, RequestError, SpecError
+from assc.files import versions, write_json
+from assc.registry import make_policy
+from envs.rewards import REWARDS
+
+SB3_ALGORITHMS = ("ppo", "dqn", "a2c")
+CONFIG_FILE = "config.json"
+DESCRIPTION = "Train a policy that chooses K round by round, then compare it with baselines on held-out prompts."
+FREE_ON_RESUME = frozenset(
+    {"total_timesteps", "resume", "run_dir", "costs", "threads", "device", "eval_requests", "eval_max_new_tokens"}
+    | {"checkpoint_every", "progress"}
+)
+"""fields that a resumed run may change; the others decide what is learned and stay as they were"""
+
+
+@dataclass
+class TrainConfig:
+    """What a training run does; every field is a flag of `train_policy.py`."""
+
+    algo: str = "ppo"
+    """Learner: ppo, dqn, a2c, or an online bandit as bandit:ucb, bandit:ts."""
+    pair: str = "smollm2"
+    """Named pair of target and drafter (python -m assc doctor lists them)."""
+    target: str | None = None
+    """Target model (directory or hub name) instead of the pair's."""
+    draft: str | None = None
+    """Draft model (directory or hub name) instead of the pair's drafter."""
+    workload: str = "mixed"
+    """Packaged workload or a JSONL file with prompts; its train part is trained on, its held-out part evaluated on."""
+    backend: Literal["live"] = "live"
+    """What plays the rounds."""
+    total_timesteps: int = 3000
+    """Decoding rounds to train for; ppo and a2c finish the rollout they are in."""
+    run_dir: Path | None = None
+    """Where to write; a new directory. Default: runs/<algo>-<pair>-<time>."""
+    seed: int = 0
+    """Seed of everything that is random: network, exploration, order of requests, their tokens."""
+    resume: Path | None = None
+    """Run directory to continue; its configuration is kept, only more steps and output options may be given."""
+    reward: str = "dinkelbach"
+    """Reward of one round: dinkelbach, saved or throughput."""
+    mode: Mode = "greedy"
+    """Verification mode: greedy, rejection or gumbel."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 only with greedy."""
+    max_new_tokens: int = 64
+    """Tokens per training request."""
+    k_max: int = 16
+    """Largest K of the action table."""
+    threads: int | None = None
+    """Threads of the tensor library; default: as it finds the machine."""
+    device: str = "auto"
+    """Device of the models (the learner itself runs on the CPU); auto is cuda if there is one, else cpu."""
+    dtype: str = "auto"
+    """Number format of the models: float64, float32, bfloat16, float16; auto chooses per device."""
+    time_source: Literal["modelled", "measured"] = "modelled"
+    """Seconds that training sees: modelled (fitted in a short calibration; free of noise, so equal seeds give equal
+    policies) or measured. The evaluation afterwards is always measured."""
+    costs: Path | None = None
+    """Cost model for modelled seconds (costs.json of an earlier run) instead of a calibration."""
+    checkpoint_every: int = 256
+    """Rounds between checkpoints."""
+    eval_requests: int = 16
+    """Held-out requests of the comparison afterwards; 0 skips it."""
+    eval_max_new_tokens: int = 48
+    """Tokens per request of the comparison."""
+    progress: Annotated[bool, tyro.conf.FlagConversionOff] = True
+    """Show a progress bar."""
+
+    def check(self) -> None:
+        """Raise an `AsscError` of one sentence if a value cannot work."""
+        if self.algo not in SB3_ALGORITHMS and not self.algo.startswith("bandit:"):
+            raise SpecError(
+                f"unknown algorithm {self.algo!r}; known: {', '.join(SB3_ALGORITHMS)}, bandit:ucb, bandit:ts"
+            )
+        if self.algo.startswith("bandit:"):
+            make_policy(self.algo)
+        least = 2 if self.algo == "ppo" else 1
+        if self.total_timesteps < least:
+            why = " (ppo normalises over a batch, so it needs two)" if self.algo == "ppo" else ""
+            raise RequestError(f"--total-timesteps is at least {least}{why}, got {self.total_timesteps}")
+        if self.reward not in REWARDS:
+            raise SpecError(f"unknown reward {self.reward!r}; known rewards: {', '.join(REWARDS)}")
+        if self.mode not in MODES:
+            raise SpecError(f"unknown mode {self.mode!r}; known modes: {', '.join(MODES)}")
+        for name, smallest in (
+            ("max_new_tokens", 1),
+            ("k_max", 1),
+            ("checkpoint_every", 1),
+            ("eval_requests", 0),
+            ("eval_max_new_tokens", 1),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < smallest:
+                flag = "--" + name.replace("_", "-")
+                raise RequestError(f"{flag} is at least {smallest}, got {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise RequestError(f"--threads is at least 1, got {self.threads}")
+        if not self.temperature >= 0:
+            raise RequestError(f"--temperature is at least 0, got {self.temperature}")
+        if self.mode == "greedy" and self.temperature > 0:
+            raise RequestError("--temperature above 0 needs --mode gumbel or --mode rejection; greedy is temperature 0")
+
+    def to_json(self) -> dict[str, Any]:
+        return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def config_from_json(values: dict[str, Any]) -> TrainConfig:
+    known = {f.name for f in dataclasses.fields(TrainConfig)}
+    if unknown := set(values) - known:
+        raise ArtefactError(f"the run's {CONFIG_FILE} has unknown fields {sorted(unknown)}; it is of another version")
+    paths = {k: Path(values[k]) for k in ("run_dir", "resume", "costs") if values.get(k) is not None}
+    return TrainConfig(**{**values, **paths})
+
+
+def stored_config(run_dir: Path) -> TrainConfig:
+    """The configuration that a run directory was started with."""
+    path = run_dir / CONFIG_FILE
+    if not path.is_file():
+        raise ArtefactError(f"{run_dir} cannot be resumed: it has no {CONFIG_FILE}, so it is not a training run")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))["config"]
+        return config_from_json(values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtefactError(f"{path} is damaged: {error}") from None
+
+
+def merge_resumed(given: TrainConfig, words: Sequence[str]) -> TrainConfig:
+    """For a command line with `--resume`: the run's own configuration, changed by the flags that were written.
+
+    `words` is the command line, since a flag that repeats its default is a statement as well.
+    """
+    if given.resume is None:
+        return given
+    written = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+    names = {f.name for f in dataclasses.fields(TrainConfig)} & written
+    return replace(stored_config(given.resume), run_dir=None, **{name: getattr(given, name) for name in names})
+
+
+def check_resumable(given: TrainConfig, stored: TrainConfig) -> None:
+    """Refuse a resumed run that would learn something else than the run it continues."""
+    for field in dataclasses.fields(TrainConfig):
+        before, now = getattr(stored, field.name), getattr(given, field.name)
+        if field.name not in FREE_ON_RESUME and before != now:
+            flag = "--" + field.name.replace("_", "-")
+            raise RequestError(f"--resume keeps {flag} {before} of the run; start a new run for {flag} {now}")
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree this module runs from, None when it is an installed package."""
+    root = Path(__file__).parent.parent
+    if not (root / "train_policy.py").is_file() or not (root / "pyproject.toml").is_file():
+        return None
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip() or None if result.returncode == 0 else None
+
+
+def write_config(config: TrainConfig, run_dir: Path, extra: dict[str, Any]) -> None:
+    """Write the resolved configuration with versions and commit."""
+    content = {"config": config.to_json(), "versions": versions(), "git_commit": git_commit(), **extra}
+    write_json(run_dir / CONFIG_FILE, content)

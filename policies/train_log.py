@@ -1,0 +1,127 @@
+"""What a training run shows and records: a progress bar, TensorBoard scalars, and a polite Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from assc.core import RoundRecord, Totals
+from assc.tb import scalars_of
+
+TENSORBOARD_DIR = "tb"
+TAG = "decode"
+"""group of our scalars, beside SB3's rollout, train and time"""
+SHOWN_ROUNDS = 200
+"""rounds that the running figures of the progress bar are pooled over"""
+
+
+class Interrupt:
+    """Turns the first Ctrl-C into a request to stop after the round; the second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            self._previous = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nCtrl-C: saving a checkpoint after this round (once more to stop at once).", flush=True)
+
+
+class _TensorBoard(TensorBoardOutputFormat):
+    """SB3's writer, but a resumed run hides what an earlier process wrote after the checkpoint."""
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
+        self._is_closed = False
+
+
+class TrainingLog:
+    """Counts rounds, moves the progress bar and writes our scalars beside SB3's, flushed at every dump."""
+
+    def __init__(self, run_dir: Path, total: int, *, resumed_at: int | None = None, progress: bool = True) -> None:
+        folder = run_dir / TENSORBOARD_DIR
+        purge = None if resumed_at is None else resumed_at + 1
+        self.logger = Logger(str(folder), [_TensorBoard(folder, purge)])
+        self.total = total
+        self.totals, self.window = Totals(), Totals()
+        self._recent: deque[RoundRecord] = deque(maxlen=SHOWN_ROUNDS)
+        self._dumped_at = resumed_at or 0
+        shown = progress and sys.stderr.isatty()
+        self._lines = progress and not shown
+        self._bar = tqdm(total=total, initial=resumed_at or 0, unit="round", disable=not shown, dynamic_ncols=True)
+
+    def add(self, record: RoundRecord, step: int) -> None:
+        """Count one round; `step` is the number of rounds done so far."""
+        one = Totals.of([record])
+        self.totals, self.window = self.totals + one, self.window + one
+        self._recent.append(record)
+        self._bar.update(1)
+        if step % 20 == 0 and not self._bar.disable:
+            self._bar.set_postfix_str(self._figures())
+        if self._lines and (step * 10) // self.total > ((step - 1) * 10) // self.total:
+            print(f"  {step} of {self.total} rounds: {self._figures()}", flush=True)
+
+    def _figures(self) -> str:
+        recent = Totals.of(list(self._recent))
+        speed, accepted = recent.tokens_per_second, recent.acceptance_rate
+        parts = [f"{speed:.1f} tokens/s" if speed is not None else "no time passed"]
+        parts.append("nothing drafted" if accepted is None else f"acceptance {accepted:.2f}")
+        return ", ".join([*parts, f"mean K {recent.mean_k or 0:.1f}"])
+
+    def record_window(self) -> None:
+        """Hand the scalars of the rounds since the last call to the logger, for its next dump."""
+        if self.window.rounds:
+            for name, value in scalars_of(self.window).items():
+                self.logger.record(f"{TAG}/{name}", value)
+            self.window = Totals()
+
+    def dump(self, step: int) -> None:
+        """Write what is waiting, unless this step has been written already."""
+        if self.logger.name_to_value and step > self._dumped_at:
+            self.logger.dump(step)
+            self._dumped_at = step
+
+    def state_dict(self) -> dict[str, Any]:
+        waiting = {
+            name: [float(value), list(self.logger.name_to_excluded.get(name) or ())]
+            for name, value in self.logger.name_to_value.items()
+        }
+        fields = Totals.__dataclass_fields__
+        return {
+            "totals": {f: getattr(self.totals, f) for f in fields},
+            "window": {f: getattr(self.window, f) for f in fields},
+            "waiting": waiting,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.totals, self.window = Totals(**state["totals"]), Totals(**state["window"])
+        for name, (value, excluded) in state["waiting"].items():
+            self.logger.record(name, value, exclude=tuple(excluded) or None)
+
+    def close(self) -> None:
+        self._bar.close()
+        self.logger.close()

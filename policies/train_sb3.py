@@ -1,0 +1,211 @@
+"""PPO, A2C and DQN of stable-baselines3 on the environment, resumable to the bit where time is modelled."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from assc.errors import ArtefactError
+from envs import SpecDecodeEnv
+from policies.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
+from policies.train_config import TrainConfig
+from policies.train_log import Interrupt, TrainingLog
+
+CLASSES: dict[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": A2C, "dqn": DQN}
+ROLLOUT = 256
+"""rounds per PPO update: a default run of 3,000 rounds makes 12 of them"""
+GAMMA = 0.9
+"""what a round does to the rounds after it fades within about ten rounds"""
+RHO_MEMORY = 0.8
+"""share of the older sums that each update of ρ keeps"""
+REPORT_ROUNDS = 64
+"""fewest rounds that one point of our scalars is pooled over"""
+
+
+def rollout_rounds(config: TrainConfig) -> int:
+    """Rounds per update, never more than the whole run."""
+    return min({"ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.total_timesteps)
+
+
+def _minibatch(rollout: int) -> int:
+    """The largest divisor of the rollout up to 64, so that no minibatch is cut; the rollout itself if that is tiny."""
+    best = max(d for d in range(1, min(64, rollout) + 1) if rollout % d == 0)
+    return best if best >= min(16, rollout) else rollout
+
+
+def learner_settings(config: TrainConfig) -> dict[str, Any]:
+    """Hyperparameters for a few thousand rounds on a small network."""
+    n, total = rollout_rounds(config), config.total_timesteps
+    shared = {"policy": "MlpPolicy", "gamma": GAMMA, "seed": config.seed, "device": "cpu", "verbose": 0}
+    if config.algo == "ppo":
+        own: dict[str, Any] = {
+            "n_steps": n,
+            "batch_size": _minibatch(n),
+            "n_epochs": 10,
+            "learning_rate": 1e-3,
+            "gae_lambda": 0.9,
+            "ent_coef": 0.01,
+        }
+    elif config.algo == "a2c":
+        own = {"n_steps": n, "learning_rate": 7e-4, "gae_lambda": 0.9, "ent_coef": 0.01}
+    else:
+        own = {
+            "learning_rate": 1e-3,
+            "buffer_size": min(total, 50_000),
+            "learning_starts": min(200, total // 5),
+            "batch_size": 64,
+            "train_freq": n,
+            "target_update_interval": 200,
+            "exploration_fraction": 0.3,
+        }
+    return {**shared, **own, "policy_kwargs": {"net_arch": [64, 64]}}
+
+
+class Sb3Run:
+    """One learner, its environment and its log; `snapshot` and `restore` move all of it through a checkpoint."""
+
+    def __init__(
+        self, config: TrainConfig, env: SpecDecodeEnv, log: TrainingLog, checkpoint: Checkpoint | None
+    ) -> None:
+        self.config, self.env, self.log = config, env, log
+        self.monitor = Monitor(env)
+        self.venv = VecNormalize(DummyVecEnv([lambda: self.monitor]), gamma=GAMMA)
+        self.rho_sums = [0.0, 0.0]
+        if checkpoint is None:
+            self.model = CLASSES[config.algo](env=self.venv, **learner_settings(config))
+        else:
+            self._restore(checkpoint)
+        self.model.set_logger(log.logger)
+
+    @property
+    def steps(self) -> int:
+        return int(self.model.num_timesteps)
+
+    @property
+    def updates(self) -> int:
+        return int(self.model._n_updates)
+
+    def train(self, interrupt: Interrupt, run_dir: Path) -> bool:
+        """Learn what is left to learn; False if Ctrl-C stopped it. Either way the last checkpoint is on disk."""
+        left = self.config.total_timesteps - self.steps
+        callback = _Callback(self, interrupt, run_dir)
+        if left > 0:
+            self.model.learn(
+                left,
+                callback=callback,
+                log_interval=1 if self.config.algo == "ppo" else 4,
+                reset_num_timesteps=self.steps == 0,
+            )
+        if callback.stopped:
+            return False
+        self.log.record_window()
+        self.log.dump(self.steps)
+        write_checkpoint(run_dir, self.snapshot())
+        return not interrupt.requested
+
+    def snapshot(self) -> Checkpoint:
+        """The state at a rollout's start: what happens from here depends on nothing else."""
+        buffer = io.BytesIO()
+        self.model.save(buffer)
+        obs, returns = cast(RunningMeanStd, self.venv.obs_rms), self.venv.ret_rms
+        state = {
+            "env": self.env.state_dict(),
+            "monitor": {"rewards": [float(r) for r in self.monitor.rewards], "needs_reset": self.monitor.needs_reset},
+            "normalise": {
+                "obs": [obs.mean.tolist(), obs.var.tolist(), float(obs.count)],
+                "returns": [float(returns.mean), float(returns.var), float(returns.count)],
+                "running": self.venv.returns.tolist(),
+            },
+            "rho_sums": self.rho_sums,
+            "log": self.log.state_dict(),
+            "generators": generator_states(),
+        }
+        return Checkpoint(self.steps, state, buffer.getvalue(), self._replay())
+
+    def _replay(self) -> dict[str, Any]:
+        if not isinstance(self.model, DQN):
+            return {}
+        stored = self.model.replay_buffer
+        assert stored is not None
+        end = stored.buffer_size if stored.full else stored.pos
+        names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+        arrays: dict[str, Any] = {name: getattr(stored, name)[:end] for name in names}
+        return arrays | {"pos": np.array(stored.pos), "full": np.array(stored.full)}
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.model is None:
+            raise ArtefactError("the checkpoint holds no network; it was written by another kind of learner")
+        self.model = CLASSES[self.config.algo].load(
+            io.BytesIO(checkpoint.model), env=self.venv, device="cpu", force_reset=False
+        )
+        if isinstance(self.model, DQN) and checkpoint.replay:
+            stored, arrays = self.model.replay_buffer, dict(checkpoint.replay)
+            assert stored is not None
+            stored.pos, stored.full = int(arrays.pop("pos")), bool(arrays.pop("full"))
+            for name, array in arrays.items():
+                getattr(stored, name)[: len(array)] = array
+        state = checkpoint.state
+        normalise, returns = state["normalise"], self.venv.ret_rms
+        obs = cast(RunningMeanStd, self.venv.obs_rms)
+        mean, var, obs.count = normalise["obs"]
+        obs.mean, obs.var = np.array(mean, dtype=np.float64), np.array(var, dtype=np.float64)
+        mean, var, returns.count = normalise["returns"]
+        returns.mean, returns.var = np.array(mean, dtype=np.float64), np.array(var, dtype=np.float64)
+        self.venv.returns = np.array(normalise["running"], dtype=np.float64)
+        self.env.reset(seed=self.config.seed)
+        self.env.load_state_dict(state["env"])
+        self.monitor.rewards, self.monitor.needs_reset = state["monitor"]["rewards"], state["monitor"]["needs_reset"]
+        self.rho_sums = state["rho_sums"]
+        self.log.load_state_dict(state["log"])
+        restore_generators(state["generators"])
+
+
+class _Callback(BaseCallback):
+    """Counts rounds, moves ρ, writes checkpoints at the start of rollouts, and stops on Ctrl-C."""
+
+    def __init__(self, run: Sb3Run, interrupt: Interrupt, run_dir: Path) -> None:
+        super().__init__()
+        self.run, self.interrupt, self.run_dir = run, interrupt, run_dir
+        self.stopped = False
+        self._saved_at = run.steps
+        self._saved_on_request = False
+        self._boundary: Checkpoint | None = None
+        self._on_policy = not isinstance(run.model, DQN)
+
+    def _on_rollout_start(self) -> None:
+        due = self.run.steps - self._saved_at >= self.run.config.checkpoint_every
+        if due or self._on_policy or self.interrupt.requested:
+            self._boundary = self.run.snapshot()
+        if (due or self.interrupt.requested) and self._boundary is not None:
+            write_checkpoint(self.run_dir, self._boundary)
+            self._saved_at = self.run.steps
+            self._saved_on_request = self.interrupt.requested
+
+    def _on_step(self) -> bool:
+        self.run.log.add(self.locals["infos"][0]["record"], self.num_timesteps)
+        if not self.interrupt.requested:
+            return True
+        if self._on_policy and self._boundary is not None:
+            write_checkpoint(self.run_dir, self._boundary)
+            self.stopped = True
+        self.stopped = self.stopped or self._saved_on_request  # off policy: at the start of the next rollout
+        return not self.stopped
+
+    def _on_rollout_end(self) -> None:
+        log, run = self.run.log, self.run
+        if log.window.rounds < min(REPORT_ROUNDS, run.config.total_timesteps):
+            return
+        tokens, seconds = log.window.tokens, log.window.seconds
+        run.rho_sums = [RHO_MEMORY * run.rho_sums[0] + tokens, RHO_MEMORY * run.rho_sums[1] + seconds]
+        if run.rho_sums[1] > 0:
+            run.env.set_rho(run.rho_sums[0] / run.rho_sums[1])
+        log.record_window()

@@ -1,0 +1,149 @@
+"""The main job: train a policy on a backend, save it, and compare it with baselines on held-out requests."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from assc.errors import RequestError
+from envs import SpecDecodeEnv
+from policies.artefact import save_policy
+from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
+from policies.sb3_adapter import export_sb3
+from policies.train_bandit import BanditRun
+from policies.train_config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
+from policies.train_log import TENSORBOARD_DIR, Interrupt, TrainingLog
+from policies.train_report import TUNE_REQUESTS, compare
+from policies.train_sb3 import Sb3Run, rollout_rounds
+from policies.train_setup import COSTS_FILE, Problem, live_problem, write_costs
+
+POLICY_FILE = "policy.zip"
+INTERRUPTED = 130
+
+
+def train(config: TrainConfig, problem: Problem | None = None) -> int:
+    """Run the whole job and return the exit code; `problem` replaces the live models and the workload.
+
+    Raises an `AsscError` for what the user can mend. Global random generators are left as they were.
+    """
+    config.check()
+    run_dir, checkpoint = _open(config)
+    if config.resume is not None and config.costs is None and (run_dir / COSTS_FILE).is_file():
+        config = replace(config, costs=run_dir / COSTS_FILE)
+    if problem is None:
+        say(f"Loading {config.target or config.pair} and workload {config.workload} ({config.time_source} seconds) …")
+        problem = live_problem(config, tune_requests=TUNE_REQUESTS if config.eval_requests else 0)
+    if checkpoint is None:
+        run_dir.mkdir(parents=True)
+        write_config(config, run_dir, {"description": problem.description})
+    if problem.costs is not None:
+        write_costs(run_dir, problem.costs)
+    with _generators_kept():
+        finished = _learn(config, problem, run_dir, checkpoint)
+    if not finished:
+        say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
+        return INTERRUPTED
+    if config.eval_requests:
+        compare(config, problem, run_dir, run_dir / POLICY_FILE)
+    say_next(config, run_dir)
+    return 0
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def say_next(config: TrainConfig, run_dir: Path) -> None:
+    """The two commands that follow a training run."""
+    quoted = shlex.quote(str(run_dir))
+    say("Next:")
+    say(f"  tensorboard --logdir {quoted}/{TENSORBOARD_DIR}")
+    parts = ["python eval.py --backend live", f"--pair {config.pair} --workload {config.workload}"]
+    parts += [f"--{name} {value}" for name in ("target", "draft") if (value := getattr(config, name)) is not None]
+    parts += [f"--mode {config.mode}"] if config.mode != "greedy" else []
+    say(f"  {' '.join(parts)} --policies ar static:4 assc bandit:ucb {quoted}/{POLICY_FILE} --json {quoted}/out.json")
+
+
+def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
+    """The run directory, and the checkpoint to go on from when the run is resumed."""
+    if config.resume is not None:
+        if config.run_dir is not None and config.run_dir != stored_config(config.resume).run_dir:
+            raise RequestError("--resume continues in its own directory; leave --run-dir out")
+        check_resumable(config, stored_config(config.resume))
+        return config.resume, read_checkpoint(config.resume)
+    if config.run_dir is None:
+        name = f"{config.algo.replace(':', '-').replace(',', '-')}-{config.pair}-{datetime.now():%Y%m%d-%H%M%S}"
+        return Path("runs") / name, None
+    if config.run_dir.exists():
+        raise RequestError(f"{config.run_dir} exists; give a new --run-dir, or go on with --resume {config.run_dir}")
+    return config.run_dir, None
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    states = generator_states()
+    try:
+        yield
+    finally:
+        restore_generators(states)
+
+
+def planned_rounds(config: TrainConfig, done: int = 0) -> int:
+    """Rounds that will have been done at the end: on-policy learners finish the rollout they are in."""
+    if config.algo not in ("ppo", "a2c", "dqn"):
+        return config.total_timesteps
+    rollout = rollout_rounds(config)
+    return done + math.ceil(max(0, config.total_timesteps - done) / rollout) * rollout
+
+
+def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
+    """Train, save the policy, and say what was done. False when Ctrl-C stopped it."""
+    done = checkpoint.steps if checkpoint is not None else 0
+    planned = planned_rounds(config, done)
+    _say_plan(config, problem, planned, done, run_dir)
+    log = TrainingLog(run_dir, planned, resumed_at=done if checkpoint is not None else None, progress=config.progress)
+    try:
+        run: Sb3Run | BanditRun
+        if config.algo in SB3_ALGORITHMS:
+            env = SpecDecodeEnv(problem.backend, problem.train, reward=config.reward)
+            run = Sb3Run(config, env, log, checkpoint)
+        else:
+            run = BanditRun(config, problem.backend, problem.train, log, checkpoint)
+        with Interrupt() as interrupt:
+            finished = run.train(interrupt, run_dir)
+        path = _save(config, problem, run, run_dir)
+    finally:
+        log.close()
+    if finished and run.updates == 0:
+        say(f"Warning: {run.steps} rounds were too few for a single update, so the policy is still the random one.")
+    speed = log.totals.tokens_per_second
+    pace = f", {speed:.1f} tokens/s while exploring ({problem.backend.time_source} seconds)" if speed else ""
+    say(f"{run.steps} rounds done{pace}, {run.updates} updates; policy saved as {path}.")
+    return finished
+
+
+def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, run_dir: Path) -> None:
+    asked = "" if planned == config.total_timesteps else f" ({config.total_timesteps} asked for, whole rollouts played)"
+    start = f"Resuming {config.algo} at round {done}" if done else f"Training {config.algo}"
+    say(
+        f"{start}, up to round {planned}{asked}: {len(problem.train)} train requests, {len(problem.backend.table)} "
+        f"actions {problem.backend.table.describe()}, c = {problem.backend.cost_ratio:.3f}, in {run_dir}."
+    )
+
+
+def _save(config: TrainConfig, problem: Problem, run: Sb3Run | BanditRun, run_dir: Path) -> Path:
+    meta: dict[str, Any] = {
+        "mode": config.mode,
+        "pair": config.pair,
+        "training": {"rounds": run.steps, "updates": run.updates, **config.to_json()},
+    }
+    path = run_dir / POLICY_FILE
+    if isinstance(run, Sb3Run):
+        return export_sb3(run.model, run.venv, path=path, featurizer=run.env.featurizer, table=run.env.table, meta=meta)
+    return save_policy(path, run.policy, table=problem.backend.table, meta=meta)
