@@ -83,19 +83,24 @@ def _wide_terminal() -> Iterator[None]:
 
 
 def _sentence(box: str, prog: str) -> str:
-    r"""The message inside a box drawn by tyro (with lines or in ASCII), without frame and explanations.
+    r"""The first paragraph of a message by tyro, without title, frame (drawn or ASCII) and explanations.
 
-    >>> _sentence("+- Oops -+\n| Unrecognized options: --k |\n| ------ |\n| For full help... |\n+--------+", "tool")
-    'unrecognized options: --k; see tool --help'
+    >>> _sentence("╭─ Oops ──╮\n│ Unknown options: --k │\n│ ──── │\n│ For full help... │\n╰──╯", "tool")
+    'unknown options: --k; see tool --help'
     """
     text = re.sub("\x1b\\[[0-9;]*m", "", box)  # colours
-    lines = [line.strip("│| \t") for line in text.splitlines() if line and line.strip()[:1] not in "╭╰+"]
+    framed = "╭" in text
+    lines = [line.strip("│| \t") for line in text.splitlines() if line.strip()[:1] not in ("╭", "╰", "+")]
+    rules = [i for i, line in enumerate(lines) if line and not line.strip("─-")]
+    start = 0 if framed or not rules else rules[0] + 1  # without a frame the title is the first paragraph
     body: list[str] = []
-    for line in lines:
-        if not line.strip("─-"):  # a rule or an empty line: explanations follow
+    for line in lines[start:]:
+        if not line.strip("─-"):
             break
         body.append(line)
     message = " ".join(body).rstrip(".") or "the command line cannot be read"
+    message = re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]", r"\2 does not fit \1", message)
+    message = message.replace(". Expected", "; expected")
     if hint := re.search(r"Perhaps you meant:\W*(--[\w.-]+)", " ".join(lines)):
         message += f" (perhaps you meant {hint[1]})"
     return f"{message[0].lower()}{message[1:]}; see {prog} --help"

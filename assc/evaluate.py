@@ -37,6 +37,18 @@ def _check(requests: Sequence[Request], policies: Sequence[tuple[str, Policy]], 
         raise ValueError("one policy object is listed twice; its copies would share what they learn, make two objects")
 
 
+def _check_requests(backend: Backend, requests: Sequence[Request]) -> None:
+    """Let the backend refuse a request (too long, say) before hours of work; a backend without `check` tells later."""
+    check = getattr(backend, "check", None)
+    if check is None:
+        return
+    for request in requests:
+        try:
+            check(request)
+        except RequestError as error:
+            raise RequestError(f"request {request.id!r}: {error}") from None
+
+
 def _meta(
     backend: Backend, requests: Sequence[Request], *, seed: int, repeats: int, warmup: int, extra: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -94,7 +106,10 @@ class _Players:
 
     def play(self, request: Request, policy: int, index: int = 0, repeat: int = 0) -> Run:
         start = self.clock()
-        episode = run_request(self.backend, request, self.policies[policy])
+        try:
+            episode = run_request(self.backend, request, self.policies[policy])
+        except RequestError as error:
+            raise RequestError(f"request {request.id!r} with policy {self.labels[policy]!r}: {error}") from None
         wall = self.clock() - start
         return Run(index, repeat, episode, wall, float(getattr(self.backend, "prefill_seconds", 0.0)))
 
@@ -148,6 +163,7 @@ def evaluate(
     carries the finished part) on Ctrl-C.
     """
     _check(requests, policies, repeats, warmup)
+    _check_requests(backend, requests)
     players = _Players(backend, policies, clock, on_episode or (lambda label, episode: None))
     evaluation = Evaluation(
         names=tuple(name for name, _ in policies),

@@ -85,13 +85,13 @@ class Evaluation:
         base = self._runs(None)
         return make_row("ar", base, base, seed=self.seed, is_baseline=True)
 
-    def details(self) -> list[dict[str, Any]]:
-        """Further numbers per policy in the order given, and what each request gave (defined in `DEFINITIONS`)."""
-        base = self._runs(None)
+    def details(self, category: str | None = None) -> list[dict[str, Any]]:
+        """Further numbers per policy in the order given, defined in `DEFINITIONS`."""
+        base = self._runs(None, category)
         rows: list[dict[str, Any]] = []
         for i, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
-            numbers = make_details(self._runs(i), base, measured=self.measured)
-            rows.append({"policy": name, "label": label, **numbers, "requests": self._requests(i)})
+            numbers = make_details(self._runs(i, category), base, measured=self.measured)
+            rows.append({"policy": name, "label": label, **numbers})
         return rows
 
     def _requests(self, policy: int) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ class Evaluation:
             "complete": self.complete,
             "by_category": self.by_category(),
             "baseline": self.baseline_row(),
-            "details": self.details(),
+            "details": [{**d, "requests": self._requests(i)} for i, d in enumerate(self.details())],
             "text_differences": [] if same is None else differences[:MAX_DIFFERENCES],
         }
 

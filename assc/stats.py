@@ -65,7 +65,8 @@ def _log_ratios(columns: Floats, rng: np.random.Generator, resamples: int) -> Fl
         sums = weights @ columns
         sums = sums[(sums > 0).all(axis=1)]
         logs = np.log(sums)
-        parts.append(logs[:, 0] - logs[:, 1] - logs[:, 2] + logs[:, 3])
+        # this order of the differences makes two equal policies cancel exactly
+        parts.append((logs[:, 0] - logs[:, 2]) - (logs[:, 1] - logs[:, 3]))
     return np.concatenate(parts)
 
 

@@ -84,6 +84,8 @@ def conditions(meta: Mapping[str, Any]) -> str:
 def notes(evaluation: Evaluation) -> list[str]:
     """What a reader must know beside the table: texts that differ, missing parts, phases that do not add up."""
     found: list[str] = []
+    if evaluation.baseline is None:
+        found.append(f"plain decoding: {_number(evaluation.baseline_row()['tokens_per_second'], 1)} tokens per second")
     same = evaluation.same_text
     if same is None:
         found.append("same text: not comparable (sampled by rejection, or nothing finished)")
@@ -133,7 +135,7 @@ def print_evaluation(evaluation: Evaluation, *, file: IO[str] | None = None, cat
     if categories:
         for category, rows in evaluation.by_category().items():
             console.print(Text(f"\n{category or '(no category)'}"))
-            console.print(result_table(rows))
+            console.print(result_table(rows, evaluation.details(category)))
 
 
 def print_definitions(file: IO[str] | None = None) -> None:

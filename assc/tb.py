@@ -74,7 +74,7 @@ class Curve:
         self.directory = directory
         self._step = -1
         try:
-            self._writer: Any = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+            self._writer: Any = SummaryWriter(str(directory))
         except OSError as error:
             raise AsscError(f"cannot write TensorBoard files to {str(directory)!r}: {error.strerror}") from None
 

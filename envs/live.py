@@ -12,6 +12,7 @@ from assc.errors import RequestError
 from assc.observe import DEFAULT_FIELDS
 from assc.workloads import Split, load_workload, make_requests
 from envs.decode import SpecDecodeEnv
+from envs.sources import fitting
 
 
 def live_env(
@@ -34,17 +35,21 @@ def live_env(
 
     `k_values` restricts K to a part of the backend's table. Modelled seconds come from `cost_model`, or from a short
     calibration here: they repeat within this environment, and across processes only with the same `cost_model`.
+    Prompts longer than the model's positions are left out.
     `backend` (an object, or a function that makes one per environment) replaces the live models, `requests` the
     workload; a backend without a tokenizer of its own needs both.
     """
     encode: Callable[[str], Sequence[int]] | None = None
+    max_positions: int | None = None
     if backend is None:
         from assc.live import LiveBackend
         from assc.pairs import load_pair
 
         loaded = load_pair(pair)
         encode = loaded.encode
-        played: Backend = LiveBackend.from_pair(loaded, mode=mode, time_source=time_source, cost_model=cost_model)
+        live = LiveBackend.from_pair(loaded, mode=mode, time_source=time_source, cost_model=cost_model)
+        max_positions = live.engine.target.max_positions
+        played: Backend = live
     else:
         played = backend() if callable(backend) else backend
     if played.time_source != time_source:
@@ -63,5 +68,6 @@ def live_env(
             seed=0,
             sampling={"temperature": temperature},
         )
+        requests = fitting(requests, max_positions)
     table = None if k_values is None else ActionTable.build(played.table.drafters, k_values)
     return SpecDecodeEnv(played, requests, reward=reward, fields=fields, table=table)

@@ -11,6 +11,14 @@ from assc.core import Request
 from assc.errors import ArtefactError, RequestError
 
 
+def fitting(requests: Sequence[Request], max_positions: int | None) -> list[Request]:
+    """The requests whose prompt leaves room for a token within the model's positions; `RequestError` if none does."""
+    kept = [r for r in requests if max_positions is None or len(r.prompt_ids) < max_positions]
+    if requests and not kept:
+        raise RequestError(f"every prompt is longer than the {max_positions} positions of the target")
+    return kept
+
+
 class RequestSource:
     """Draws requests without replacement; when the list is used up, a new pass starts in a new order.
 

@@ -93,6 +93,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
+    """Put the generators back where `generator_states` found them."""
     kind, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     version, internal, gauss = states["python"]

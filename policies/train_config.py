@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,8 +57,8 @@ class TrainConfig:
     """Reward of one round: dinkelbach, saved or throughput."""
     mode: Mode = "greedy"
     """Verification mode: greedy, rejection or gumbel."""
-    temperature: float = 0.0
-    """Sampling temperature; 0 only with greedy."""
+    temperature: float | None = None
+    """Sampling temperature; default: 0 for greedy, 1 for gumbel and rejection."""
     max_new_tokens: int = 64
     """Tokens per training request."""
     k_max: int = 16
@@ -111,16 +112,23 @@ class TrainConfig:
                 raise RequestError(f"{flag} is at least {smallest}, got {getattr(self, name)}")
         if self.threads is not None and self.threads < 1:
             raise RequestError(f"--threads is at least 1, got {self.threads}")
-        if not self.temperature >= 0:
+        if not 0 <= self.sampling_temperature < math.inf:
             raise RequestError(f"--temperature is at least 0, got {self.temperature}")
-        if self.mode == "greedy" and self.temperature > 0:
+        if self.mode == "greedy" and self.sampling_temperature > 0:
             raise RequestError("--temperature above 0 needs --mode gumbel or --mode rejection; greedy is temperature 0")
+
+    @property
+    def sampling_temperature(self) -> float:
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if self.mode == "greedy" else 1.0
 
     def to_json(self) -> dict[str, Any]:
         return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
 
 
 def config_from_json(values: dict[str, Any]) -> TrainConfig:
+    """The inverse of `TrainConfig.to_json`."""
     known = {f.name for f in dataclasses.fields(TrainConfig)}
     if unknown := set(values) - known:
         raise ArtefactError(f"the run's {CONFIG_FILE} has unknown fields {sorted(unknown)}; it is of another version")

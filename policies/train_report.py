@@ -21,7 +21,7 @@ TUNE_K = (2, 4, 8, 16)
 
 
 def tune_static(backend: Backend, requests: Sequence[Request]) -> int:
-    """The K with the most tokens per second on these (train) requests, pooled; 4, or K_max, without requests."""
+    """The K with the most tokens per second on these (train) requests, pooled."""
     k_max = backend.table.k_max
     speeds: dict[int, float] = {}
     for k in [k for k in TUNE_K if k <= k_max] or [k_max]:
@@ -29,25 +29,27 @@ def tune_static(backend: Backend, requests: Sequence[Request]) -> int:
         for request in requests:
             totals = totals + Totals.of(run_request(backend, request, policy).rounds)
         speeds[k] = totals.tokens_per_second or 0.0
-    best = max(speeds, key=lambda k: speeds[k])
-    return best if requests else min(4, k_max)
+    return max(speeds, key=lambda k: speeds[k])
 
 
-def contestants(table_k_max: int, tuned: int, trained: Path, seed: int) -> list[tuple[str, Policy]]:
+def contestants(table_k_max: int, tuned: int | None, trained: Path, seed: int) -> list[tuple[str, Policy]]:
     """Label and policy of each row of the comparison."""
     static = min(4, table_k_max)
     specs = {"ar": "ar", f"static:{static}": f"static:{static}"}
     specs = {label: spec for label, spec in specs.items() if spec != f"static:{tuned}"}
-    specs |= {f"static:{tuned} (tuned)": f"static:{tuned}", "assc": "assc", "bandit:ucb": "bandit:ucb"}
-    specs |= {str(trained): str(trained)}
+    if tuned is not None:
+        specs[f"static:{tuned} (tuned)"] = f"static:{tuned}"
+    specs |= {name: name for name in ("assc", "bandit:ucb", str(trained))}
     return [(label, make_policy(spec, seed=seed)) for label, spec in specs.items()]
 
 
 def compare(config: TrainConfig, problem: Problem, run_dir: Path, trained: Path) -> Evaluation:
     """Tune the static K on train requests, compare all on held-out ones, print the table and write `eval.json`."""
     backend = problem.eval_backend
-    print(f"Tuning a static K on {len(problem.tune)} train requests …", flush=True)
-    tuned = tune_static(problem.backend, problem.tune)
+    tuned = None
+    if problem.tune:
+        print(f"Tuning a static K on {len(problem.tune)} train requests …", flush=True)
+        tuned = tune_static(problem.backend, problem.tune)
     policies = contestants(backend.table.k_max, tuned, trained, config.seed)
     print(
         f"Comparing {len(policies)} policies on {len(problem.held_out)} held-out requests, "

@@ -1,4 +1,4 @@
-"""What a training run plays on: a backend with the time it shall see, one for the comparison, and two sets of requests."""
+"""What a training run plays on: a backend to train on, one for the comparison, and requests that are kept apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 from assc.core import Backend, Request
 from assc.costs import CostModel
 from assc.errors import ArtefactError
-from assc.workloads import load_workload, make_requests, select
+from assc.files import write_json
+from assc.workloads import Prompt, load_workload, make_requests, select
+from envs.sources import fitting
 from policies.train_config import TrainConfig
 
 COSTS_FILE = "costs.json"
@@ -33,6 +35,7 @@ class Problem:
 
 
 def read_costs(path: Path) -> CostModel:
+    """The cost model in a `costs.json`."""
     try:
         return CostModel.from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -42,7 +45,8 @@ def read_costs(path: Path) -> CostModel:
 
 
 def write_costs(run_dir: Path, costs: CostModel) -> None:
-    (run_dir / COSTS_FILE).write_text(json.dumps(costs.to_json(), indent=2) + "\n", encoding="utf-8")
+    """Keep the cost model beside what was trained with it: a resumed run needs the same one."""
+    write_json(run_dir / COSTS_FILE, costs.to_json())
 
 
 def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
@@ -51,10 +55,8 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
     from assc.pairs import load_pair
 
     costs = read_costs(config.costs) if config.costs is not None else None
-    prompts = {split: load_workload(config.workload, split) for split in ("train", "held-out")}
-    chosen = select(prompts["held-out"], config.eval_requests, config.seed) if config.eval_requests else ()
-    tuned = select(prompts["train"], min(tune_requests, len(prompts["train"])), config.seed) if tune_requests else ()
-
+    train, held_out = load_workload(config.workload, "train"), load_workload(config.workload, "held-out")
+    select(held_out, max(1, config.eval_requests), config.seed)  # too many are refused before the models are loaded
     pair = load_pair(
         config.pair,
         target=config.target,
@@ -70,16 +72,21 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         backend.engine, mode=config.mode, cost_model=backend.cost_model, time_source="measured", label=backend.label
     )
 
-    def requests(prompts: Sequence[Any], tokens: int) -> list[Request]:
-        sampling = {"temperature": config.temperature}
-        return make_requests(prompts, pair.encode, max_new_tokens=tokens, seed=config.seed, sampling=sampling)
+    def requests(prompts: Sequence[Prompt], tokens: int) -> list[Request]:
+        sampling = {"temperature": config.sampling_temperature}
+        made = make_requests(prompts, pair.encode, max_new_tokens=tokens, seed=config.seed, sampling=sampling)
+        return fitting(made, backend.engine.target.max_positions)
+
+    def some(prompts: Sequence[Prompt], n: int) -> list[Request]:
+        balanced = select(prompts, len(prompts), config.seed)
+        return requests(balanced, config.eval_max_new_tokens)[:n]
 
     return Problem(
         backend=backend,
         eval_backend=eval_backend,
-        train=requests(prompts["train"], config.max_new_tokens),
-        held_out=requests(chosen, config.eval_max_new_tokens),
-        tune=requests(tuned, config.eval_max_new_tokens),
+        train=requests(train, config.max_new_tokens),
+        held_out=some(held_out, config.eval_requests),
+        tune=some(train, tune_requests),
         costs=backend.cost_model,
         description={**backend.describe(), "workload": config.workload, "time_source": config.time_source},
     )

@@ -41,7 +41,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         problem = live_problem(config, tune_requests=TUNE_REQUESTS if config.eval_requests else 0)
     if checkpoint is None:
         run_dir.mkdir(parents=True)
-        write_config(config, run_dir, {"description": problem.description})
+        write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
     with _generators_kept():
@@ -49,32 +49,40 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
     if not finished:
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
-    if config.eval_requests:
-        compare(config, problem, run_dir, run_dir / POLICY_FILE)
-    say_next(config, run_dir)
+    try:
+        if config.eval_requests:
+            compare(config, problem, run_dir, run_dir / POLICY_FILE)
+    except KeyboardInterrupt:
+        say("\nThe comparison was stopped; training is complete.")
+        say_next(config, problem, run_dir)
+        return INTERRUPTED
+    say_next(config, problem, run_dir)
     return 0
 
 
 def say(text: str) -> None:
+    """Print a sentence at once."""
     print(text, flush=True)
 
 
-def say_next(config: TrainConfig, run_dir: Path) -> None:
+def say_next(config: TrainConfig, problem: Problem, run_dir: Path) -> None:
     """The two commands that follow a training run."""
     quoted = shlex.quote(str(run_dir))
     say("Next:")
     say(f"  tensorboard --logdir {quoted}/{TENSORBOARD_DIR}")
     parts = ["python eval.py --backend live", f"--pair {config.pair} --workload {config.workload}"]
     parts += [f"--{name} {value}" for name in ("target", "draft") if (value := getattr(config, name)) is not None]
-    parts += [f"--mode {config.mode}"] if config.mode != "greedy" else []
-    say(f"  {' '.join(parts)} --policies ar static:4 assc bandit:ucb {quoted}/{POLICY_FILE} --json {quoted}/out.json")
+    if config.mode != "greedy":
+        parts.append(f"--mode {config.mode} --temperature {config.sampling_temperature:g}")
+    specs = f"ar static:{min(4, problem.backend.table.k_max)} assc bandit:ucb {quoted}/{POLICY_FILE}"
+    say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
 
 
 def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
     """The run directory, and the checkpoint to go on from when the run is resumed."""
     if config.resume is not None:
-        if config.run_dir is not None and config.run_dir != stored_config(config.resume).run_dir:
-            raise RequestError("--resume continues in its own directory; leave --run-dir out")
+        if config.run_dir is not None:
+            raise RequestError("--resume goes on in its own directory; leave --run-dir out")
         check_resumable(config, stored_config(config.resume))
         return config.resume, read_checkpoint(config.resume)
     if config.run_dir is None:

@@ -89,9 +89,12 @@ class FakeBackend:
     def describe(self) -> dict[str, Any]:
         return {"pair": "fake", "device": "cpu", "dtype": "float32", "threads": 1, "mode": self.mode, "c": self.c}
 
-    def reset(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         if not request.prompt_ids or request.max_new_tokens < 1:
             raise RequestError("a request needs a prompt and a budget of at least 1 token")
+
+    def reset(self, request: Request) -> None:
+        self.check(request)
         self._request, self._rounds, self._done = request, [], False
         self.resets.append(request.id)
         rng = np.random.default_rng([request.seed, 1])
