@@ -8,6 +8,7 @@ copy away.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -18,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,9 @@ def workspace(name: str) -> Iterator[Path]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         for old in root.glob(".*.tmp"):
-            if time.time() - old.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process sweeps too
+                if time.time() - old.stat().st_mtime > STALE_SECONDS:
+                    shutil.rmtree(old, ignore_errors=True)
         path = Path(tempfile.mkdtemp(prefix=f".{name}-", suffix=".tmp", dir=root))
     except OSError as error:
         raise PairError(
@@ -74,7 +76,12 @@ def workspace(name: str) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        raise PairError(f"preparing the model in {root} failed: {error}; free some space or set ASSC_CACHE") from error
+        advice = (
+            "; free some space or set ASSC_CACHE"
+            if error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", None)}
+            else ""
+        )
+        raise PairError(f"preparing the model in {root} failed: {error}{advice}") from error
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -128,16 +135,17 @@ def _write_model(gguf: Path, directory: Path) -> None:
     import torch
     import transformers
 
-    from assc.gguf_weights import read_weights
+    from assc.gguf_weights import open_gguf, read_weights
 
     hf: Any = transformers  # its functions are partly untyped
+    reader = open_gguf(gguf)
     with quiet_transformers():
         config: Any = hf.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
         config.dtype = torch.bfloat16
         model: Any = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         parameters = model.state_dict()
         loaded = set()
-        for name, weight in read_weights(gguf, config.num_attention_heads, config.num_key_value_heads):
+        for name, weight in read_weights(reader, config.num_attention_heads, config.num_key_value_heads):
             if name not in parameters or parameters[name].shape != weight.shape:
                 raise PairError(f"{gguf} holds {name}, which does not fit a {type(model).__name__} of its own header")
             parameters[name].copy_(weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,7 @@ class Engine:
         self.k_max = k_max
         self.eos_ids = tuple(eos_ids)
         self.tokenizer = tokenizer
+        self._served: weakref.ref[Batch] | None = None
         self.device = target.device
         on_cuda = self.device.type == "cuda"
         self.fixed_width = on_cuda if fixed_width is None else fixed_width
@@ -77,9 +79,15 @@ class Engine:
         # shorter rows write garbage behind their prompt, which later writes replace before anything reads it
         longest = max(row.length for row in rows) - 1
         self.target.prefill(batch.kv, batch.ids[:, :longest])
-        for drafter in self.drafters.values():
-            drafter.begin(batch)
+        self._serve(batch)
         return batch
+
+    def _serve(self, batch: Batch) -> None:
+        """Drafters hold the state of one batch: when batches take turns, they begin again with the one at hand."""
+        if self._served is None or self._served() is not batch:
+            for drafter in self.drafters.values():
+                drafter.begin(batch)
+            self._served = weakref.ref(batch)
 
     def _row(self, request: Request, extras: dict[str, Any]) -> Row:
         if not request.prompt_ids:
@@ -121,11 +129,22 @@ class Engine:
             logprobs=[] if want_logprobs else None,
         )
 
+    def check(self, action: Action) -> None:
+        """Raise `RequestError` for an action that this engine cannot play."""
+        if action.k > self.k_max:
+            raise RequestError(f"K={action.k} is above K_max={self.k_max} of this decoder")
+        if action.drafter is not None and action.drafter not in self.drafters:
+            known = ", ".join(self.drafters) or "none"
+            raise RequestError(f"unknown drafter {action.drafter!r}; this decoder has {known}")
+
     # -- one round -----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def round(self, batch: Batch, actions: Sequence[Action], timer: PhaseTimer) -> list[RowOutcome]:
         """Play one round of every row that has not finished; finished rows return an empty outcome."""
+        for action in actions:
+            self.check(action)
+        self._serve(batch)
         ks = [0 if row.finish else min(action.k, row.k_limit) for row, action in zip(batch.rows, actions, strict=True)]
         with timer.phase("draft"):
             proposal = self._draft(batch, actions, ks)
@@ -150,9 +169,7 @@ class Engine:
         width = 1 if not any(ks) else max(ks)
         merged = Proposal(batch.ids.new_zeros(batch.size, width), [0] * batch.size, None, [], [])
         lengths, steps, catch_up = [0] * batch.size, [0] * batch.size, [0] * batch.size
-        for name in dict.fromkeys(a.drafter for a, k in zip(actions, ks, strict=True) if k):
-            if name not in self.drafters:
-                raise RequestError(f"unknown drafter {name!r}; this decoder has {', '.join(self.drafters) or 'none'}")
+        for name in dict.fromkeys(a.drafter for a, k in zip(actions, ks, strict=True) if k and a.drafter):
             own = [k if a.drafter == name else 0 for a, k in zip(actions, ks, strict=True)]
             part = self.drafters[name].propose(batch, own)
             for b in (b for b, k in enumerate(own) if k):
@@ -181,7 +198,8 @@ class Engine:
 
     def _judge(self, batch: Batch, b: int, logits: Tensor, proposal: Proposal) -> tuple[int | Tensor, Tensor]:
         row, k = batch.rows[b], proposal.lengths[b]
-        context = VerifyContext(row.params, row.chain, row.noise, batch.ids[b : b + 1], row.length, row.rounds)
+        eos_ids = row.stopper.eos_ids
+        context = VerifyContext(row.params, row.chain, row.noise, batch.ids[b : b + 1], row.length, row.rounds, eos_ids)
         q = None if proposal.q is None or proposal.one_hot[b] else proposal.q[b, :k]
         return verify(context, logits[: k + 1], proposal.tokens[b, :k], q, lazy=self.lazy_verify)
 
@@ -218,6 +236,7 @@ class Engine:
     @torch.inference_mode()
     def peek(self, batch: Batch, rows: Sequence[int]) -> dict[int, Confidence]:
         """The next-position confidence of the first drafter that has one."""
+        self._serve(batch)
         for drafter in self.drafters.values():
             if drafter.has_confidence:
                 return drafter.peek(batch, rows)
@@ -225,6 +244,7 @@ class Engine:
 
     def match_length(self, batch: Batch, row: int) -> int | None:
         """The longest suffix match that any drafter reports."""
+        self._serve(batch)
         found = [m for d in self.drafters.values() if (m := d.match_length(batch, row)) is not None]
         return max(found) if found else None
 

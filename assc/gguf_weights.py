@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,27 +55,36 @@ def unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, half, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def read_weights(path: Path, heads: int, kv_heads: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (parameter name, dequantised float32 tensor). Raises `PairError` for what this reader does not know."""
-    from gguf import GGUFReader, dequantize
+def open_gguf(path: Path) -> Any:
+    """A `gguf.GGUFReader` of the file. Raises `PairError` for an architecture that this module does not know."""
+    from gguf import GGUFReader
 
     reader = GGUFReader(str(path))
-    field = reader.fields["general.architecture"]
-    architecture = bytes(field.parts[field.data[0]]).decode("utf-8")
-    if architecture not in ARCHITECTURES:
+    if (name := _architecture(reader)) not in ARCHITECTURES:
         raise PairError(
-            f"{path} holds a model of architecture {architecture!r}, and GGUF files are read for "
-            f"{', '.join(ARCHITECTURES)} only; give the model's Hugging Face directory"
+            f"{path} holds a model of architecture {name!r}, and GGUF files are read for {', '.join(ARCHITECTURES)} "
+            "only; give the model's Hugging Face directory"
         )
+    return reader
+
+
+def read_weights(reader: Any, heads: int, kv_heads: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (parameter name, dequantised float32 tensor). Raises `PairError` for a tensor without a counterpart."""
+    from gguf import dequantize
+
+    architecture = _architecture(reader)
     for tensor in reader.tensors:
         name = hf_name(tensor.name)
         if name is None:  # for example rope_freqs: ignoring it would load a subtly wrong model
-            raise PairError(
-                f"{path} holds the tensor {tensor.name}, which has no place in a plain {architecture} model"
-            )
+            raise PairError(f"the GGUF file holds {tensor.name}, which has no place in a plain {architecture} model")
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
         if architecture == "llama" and ".attn_q." in tensor.name:
             weight = unpermute(weight, heads)
         elif architecture == "llama" and ".attn_k." in tensor.name:
             weight = unpermute(weight, kv_heads)
         yield name, weight
+
+
+def _architecture(reader: Any) -> str:
+    field = reader.fields["general.architecture"]
+    return bytes(field.parts[field.data[0]]).decode("utf-8")

@@ -198,14 +198,24 @@ def _cache_parameter(model: PreTrainedModel, parameters: Any) -> str:
 
 
 def _learned_positions(model: PreTrainedModel, config: Any) -> int | None:
-    """The hard limit of positions: the table of learned position embeddings, or the configured maximum."""
+    """The hard limit of positions: the table of learned position embeddings, or the configured maximum.
+
+    A rotary scaling that changes with the length ends at its first change: behind it the keys of one position would
+    depend on the block that it was fed in, hence on K.
+    """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type") in {"dynamic", "longrope"}:
+        original = getattr(config, "original_max_position_embeddings", None)
+        limit = min(x for x in (limit, original, rope.get("original_max_position_embeddings")) if x)
     return int(limit) if limit else None
 
 
 def _attention_windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
     """Window per attention kind (None: unlimited). More than one kind: the model takes a dict of masks."""
     kinds = list(getattr(config, "layer_types", None) or [])
+    if "local" in (getattr(config, "attention_layers", None) or []):  # GPT-Neo computes its window from lengths
+        raise UnsupportedModelError(f"{type(model).__name__} builds the mask of its local layers itself")
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None

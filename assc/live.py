@@ -187,12 +187,15 @@ class LiveBackend:
         batch = self.batch
         if self.done:
             raise RuntimeError("the request has ended; call reset(request)")
-        if action.k > self.engine.k_max:
-            raise RequestError(f"K={action.k} is above K_max={self.engine.k_max} of this decoder")
+        self.engine.check(action)
         row = batch.rows[0]
         position, kv = row.new_tokens, row.length
         start = self._clock()
-        outcome = self.engine.round(batch, [action], self._timer)[0]
+        try:
+            outcome = self.engine.round(batch, [action], self._timer)[0]
+        except BaseException:
+            self._batch = None  # half a round cannot be counted or taken back: the request is over
+            raise
         phases = self._timer.read()
         self._target_confidence = None
         target = self._confidence_of_target() if self._needs & _TARGET else None

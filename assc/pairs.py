@@ -1,7 +1,8 @@
 """Model pairs: a target, its model drafts and their common tokenizer, loaded by name or from paths.
 
-pair = load_pair("smollm2")
-ids = pair.encode("What is the capital of France?")
+>>> pair = load_pair("tiny")
+>>> pair.decode(pair.encode("Hello"))
+'Hello'
 """
 
 from __future__ import annotations
@@ -94,21 +95,23 @@ def load_pair(
     spec = _resolve(name, target, draft)
     where = resolve_device(device)
     kind = torch.float64 if dtype == "auto" and spec.target.startswith(TINY) else resolve_dtype(dtype, where)
-    tokenizer = _tokenizer(spec.target)
-    if tokenizer is None:
-        raise PairError(f"the target {spec.target} has no tokenizer that can be read; add its tokenizer files")
+    target_at = _place(spec.target)
+    drafts_at = {key: _place(source) for key, source in spec.drafts.items()}
+    tokenizer = _tokenizer(target_at)
     draft_tokenizers: dict[str, Any] = {}
-    for key, source in spec.drafts.items():  # before any weights are read: a mismatch is told at once
-        other = _tokenizer(source)
-        if other is None and not force_tokenizer:
-            raise PairError(f"the draft {source} has no tokenizer that can be read; add its files or force it")
-        draft_tokenizers[key] = tokenizer if other is None else other
+    for key, place in drafts_at.items():  # before any weights are read: a mismatch is told at once
+        try:
+            draft_tokenizers[key] = _tokenizer(place)
+        except PairError:
+            if not force_tokenizer:
+                raise
+            continue  # forced: it is taken to use the target's
         check_tokenizers(tokenizer, draft_tokenizers[key], force=force_tokenizer, draft_name=f"draft {key!r}")
     return make_pair(
         spec.name,
-        _model(spec.target, where, kind),
+        _model(target_at, where, kind),
         tokenizer,
-        {key: _model(source, where, kind) for key, source in spec.drafts.items()},
+        {key: _model(place, where, kind) for key, place in drafts_at.items()},
         draft_tokenizers=draft_tokenizers,
         licence=spec.licence,
         source=spec.origin,
@@ -170,54 +173,61 @@ def _resolve(name: str, target: str | None, draft: str | None) -> PairSpec:
     return PairSpec(title, target, drafts, licence="unknown (given by path)", origin=origin)
 
 
-def _tokenizer(source: str) -> Any | None:
-    """The tokenizer of a source, None if it has none that can be read."""
-    if source.startswith(TINY):
+def _place(source: str) -> str:
+    """Local directory of a source; models built in code keep their name."""
+    return source if source.startswith(TINY) else str(locate(source))
+
+
+def _tokenizer(place: str) -> Any:
+    """The tokenizer of a model directory. Raises `PairError` with the first line of what went wrong."""
+    if place.startswith(TINY):
         from assc.tiny import tiny_tokenizer
 
         return tiny_tokenizer()
-    path = locate(source)
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(path)
-    except Exception:  # transformers raises anything from OSError to KeyError here; the caller names the source
-        return None
+            return AutoTokenizer.from_pretrained(place)
+    except Exception as error:  # transformers raises anything from OSError to KeyError here
+        raise PairError(f"the tokenizer of {place} cannot be read: {_reason(error)}") from error
 
 
-def _model(source: str, device: torch.device, dtype: torch.dtype) -> Any:
+def _model(place: str, device: torch.device, dtype: torch.dtype) -> Any:
     """A model in evaluation mode without gradients. Raises `PairError` with the first line of what went wrong."""
-    if source.startswith(TINY):
+    if place.startswith(TINY):
         from assc.tiny import tiny_draft, tiny_target
 
         target = tiny_target(dtype=dtype)
-        small: Any = target if source == TINY + "target" else tiny_draft(target)
+        small: Any = target if place == TINY + "target" else tiny_draft(target)
         return small.to(device)
-    path = locate(source)
     try:
         with quiet_transformers():
-            config: Any = AutoConfig.from_pretrained(path)
+            config: Any = AutoConfig.from_pretrained(place)
             if getattr(config, "is_encoder_decoder", False):
                 names = ", ".join(config.architectures or [type(config).__name__])
                 raise UnsupportedModelError(f"{names} is not supported because it is an encoder-decoder model")
-            model: Any = _pretrained(path, config, dtype)
+            model: Any = _pretrained(place, config, dtype)
             return model.to(device).eval().requires_grad_(False)
     except PairError:
         raise
     except torch.OutOfMemoryError:
-        raise PairError(f"{source} does not fit into the memory of {device} in {dtype}") from None
+        raise PairError(f"{place} does not fit into the memory of {device} in {dtype}") from None
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
-        raise PairError(f"the model {source} cannot be loaded: {reason}") from error
+        raise PairError(f"the model {place} cannot be loaded: {_reason(error)}") from error
 
 
-def _pretrained(path: Path, config: Any, dtype: torch.dtype) -> Any:
+def _reason(error: Exception) -> str:
+    """First line of a foreign error, for one sentence of ours."""
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".") or type(error).__name__
+
+
+def _pretrained(place: str, config: Any, dtype: torch.dtype) -> Any:
     """Load with sdpa attention, or eager where a model has no other."""
     try:
-        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
+        return AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype, attn_implementation="sdpa")
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
-        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="eager")
+        return AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype, attn_implementation="eager")
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

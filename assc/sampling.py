@@ -85,7 +85,8 @@ class LogitsChain:
 
     `prefix_free` says that no member reads the prefix. Custom processors that keep state see each committed prefix
     once and in order, because verification stops calling them at the first rejection. The draft works on a deep
-    copy of them (`for_draft`); a processor with a true attribute `stateful` is left out of the draft altogether.
+    copy of them (`for_draft`); a processor that cannot be copied, or has a true attribute `stateful`, is left out of
+    the draft, which costs acceptance and never changes the output.
     """
 
     def __init__(self, members: Sequence[LogitsProcessor]) -> None:
@@ -126,7 +127,8 @@ class LogitsChain:
 
     def for_draft(self) -> LogitsChain:
         """A copy whose state the draft may spoil without harm to the output."""
-        return LogitsChain([copy.deepcopy(m) for m in self.members if not getattr(m, "stateful", False)])
+        copies = [_copied(m) for m in self.members if not getattr(m, "stateful", False)]
+        return LogitsChain([m for m in copies if m is not None])
 
     def __call__(self, prefix: Tensor, scores: Tensor) -> Tensor:
         """Scores [1, V] (float32 or wider) for the position after `prefix` [1, L]; the input may be overwritten."""
@@ -139,6 +141,14 @@ class LogitsChain:
         for member in self.members:
             scores = member(None, scores)  # type: ignore[arg-type]
         return scores
+
+
+def _copied(member: LogitsProcessor) -> LogitsProcessor | None:
+    """A deep copy; None for an object that has none, such as a compiled grammar matcher."""
+    try:
+        return copy.deepcopy(member)
+    except Exception:  # copying calls foreign code, which raises what it likes
+        return None
 
 
 def widen(logits: Tensor) -> Tensor:

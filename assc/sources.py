@@ -34,6 +34,8 @@ class Availability:
 
 def locate(source: str) -> Path:
     """The local directory of a model, downloaded or converted first if necessary. Raises `PairError`."""
+    if not source.strip():
+        raise PairError("the model source is empty; give a model directory, a .gguf file or a hub id (org/name)")
     if source.startswith("package:"):
         return model_directory(_wheel(source))
     path = Path(source).expanduser()
@@ -93,7 +95,6 @@ def _looks_local(source: str) -> bool:
         or source.count("/") > 1
         or "\\" in source
         or source.lower().endswith(".gguf")
-        or not source.strip()
     )
 
 

@@ -12,7 +12,7 @@ run and the token that follows it (the correction after a rejection, the bonus a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,8 @@ class VerifyContext:
     """What verification needs to know about one row.
 
     `prefix` is the row's id buffer [1, C] with the drafted tokens written behind `length` committed ones; `salt` is
-    the round's number, which keeps the draws of different rounds in rejection mode independent.
+    the round's number, which keeps the draws of different rounds in rejection mode independent. Lazy verification
+    ends at an accepted id of `eos_ids`: behind it a constraint may have no answer, and nothing is committed there.
     """
 
     params: SamplingParams
@@ -35,6 +36,7 @@ class VerifyContext:
     prefix: Tensor
     length: int
     salt: int
+    eos_ids: Collection[int] = ()
 
 
 def accepts(u: float, p: float, q: float) -> bool:
@@ -82,6 +84,8 @@ def _verify_lazy(
         tokens.append(token if token is not None else int(draft or 0))
         if token is not None and token != draft:
             return j, tokens
+        if draft in context.eos_ids:
+            return j + 1, [*tokens, tokens[-1]]
     return len(drafted), tokens
 
 

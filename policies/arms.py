@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+from assc.core import ROLLBACK
 from assc.errors import ArtefactError
 
 SUMS = 6
 PRIOR_VARIANCE = 1.0
-"""tokens², one pseudo-observation of the spread within an arm: decides only the first few rounds"""
+"""tokens² per possible token, one pseudo-observation of the spread: decides only the first few rounds"""
 
 LONGEST = 1e6
 """seconds; a round that claims more is a fault of the clock"""
 
 FORGOTTEN = 1e-6
 """discounted count below which an arm counts as never tried"""
+
+
+@lru_cache(maxsize=4096)
+def k_of(arm: str) -> int:
+    """K of an arm named like its action (`str(Action)`).
+
+    >>> k_of("rollback"), k_of("ngram:4")
+    (0, 4)
+    """
+    return 0 if arm == str(ROLLBACK) else int(arm.rpartition(":")[2])
 
 
 class ArmSums:
@@ -80,11 +92,15 @@ class ArmSums:
         return (tokens - rho * seconds) / n
 
     def spread(self, rho: float) -> float:
-        """Standard deviation of the reward within an arm, pooled over the arms, in tokens."""
+        """σ, in tokens: the variance of a reward within an arm of K is taken to be σ²·(K + 1), pooled over the arms.
+
+        A round can emit K + 1 tokens, so the rewards of a large K scatter more. With one variance for all arms, many
+        pulls of a small K would talk the learner out of trying a large one again after a single unlucky round.
+        """
         squares, freedom = PRIOR_VARIANCE, 1.0
-        for n, t, s, tt, ts, ss in self.sums.values():
+        for arm, (n, t, s, tt, ts, ss) in self.sums.items():
             total = t - rho * s
-            squares += max(0.0, tt - 2 * rho * ts + rho * rho * ss - total * total / n)
+            squares += max(0.0, tt - 2 * rho * ts + rho * rho * ss - total * total / n) / (k_of(arm) + 1)
             freedom += max(0.0, n - 1.0)
         return math.sqrt(squares / freedom)
 
@@ -98,7 +114,8 @@ class ArmSums:
             recent = [(str(a), int(t), float(s)) for a, t, s in state["recent"]]
             numbers = [v for row in sums.values() for v in row] + [s for _, _, s in recent]
             good = all(len(row) == SUMS and row[0] > 0 for row in sums.values())
-            good = good and all(0.0 <= v < math.inf for v in numbers)
+            good = good and all(0.0 <= v < math.inf for v in numbers) and all(k_of(arm) >= 0 for arm in sums)
+            good = good and all(arm in sums for arm, _, _ in recent)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             good = False
         if not good:

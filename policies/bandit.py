@@ -24,14 +24,14 @@ class Bandit(BasePolicy):
     Reward of a round: tokens − ρ·seconds, with ρ = Σtokens / Σseconds of this learner so far (Dinkelbach 1967). Its
     optimum is the optimum of the ratio, which the mean of per-round ratios is not: the only arm that cannot be beaten
     at its own ρ is the one with the best Σtokens/Σseconds. Only arms that can be played now compete, so the end of a
-    budget is never held against a large K. With σ the spread of rewards within an arm, pooled over the arms, and N
-    the count of all rounds:
+    budget is never held against a large K. With σ_a² = σ²·(K_a + 1) the variance of rewards within an arm (σ pooled
+    over the arms, see `ArmSums.spread`) and N the count of all rounds:
 
-    - `ucb`: every arm once, then argmax of mean_a + explore·σ·sqrt(2·ln(1 + N) / n_a). The bonus has the count n_a of
-      its own arm: of two arms with equal means the less tried one wins. Source: Auer et al. 2002, UCB1; scale σ for
-      Gaussian noise from Lattimore and Szepesvári 2020, chapter 8.
-    - `ts`: Gaussian Thompson sampling with the plug-in variance σ² and the prior N(0, σ²) on every arm (0 is the mean
-      reward of the learner itself): argmax of a draw from N(n_a·mean_a / (n_a + 1), explore²·σ² / (n_a + 1)).
+    - `ucb`: every arm once, then argmax of mean_a + explore·σ_a·sqrt(2·ln(1 + N) / n_a). The bonus has the count n_a
+      of its own arm: of two arms of one K with equal means the less tried one wins. Source: Auer et al. 2002, UCB1;
+      the scale σ_a for Gaussian noise from Lattimore and Szepesvári 2020, chapter 8.
+    - `ts`: Gaussian Thompson sampling with the plug-in variance σ_a² and the prior N(0, σ_a²) (0 is the mean reward
+      of the learner itself): argmax of a draw from N(n_a·mean_a / (n_a + 1), explore²·σ_a² / (n_a + 1)).
       Source: Agrawal and Goyal 2013, arXiv 1209.3353.
 
     `discount` < 1 multiplies all counts and sums in every round, `window` > 0 keeps the last rounds only (discounted
@@ -101,7 +101,7 @@ class Bandit(BasePolicy):
             row = sums.get(name)
             if row is None:
                 return action
-            value = (row[1] - rho * row[2]) / row[0] + width / math.sqrt(row[0])
+            value = (row[1] - rho * row[2]) / row[0] + width * math.sqrt((action.k + 1) / row[0])
             if value > best:
                 best, chosen = value, action
         return chosen
@@ -113,7 +113,7 @@ class Bandit(BasePolicy):
         for action, name in playable:
             n, tokens, seconds = sums[name][:3] if name in sums else (0.0, 0.0, 0.0)
             self.rng, z = normal(self.rng)
-            value = (tokens - rho * seconds) / (n + 1.0) + width * z / math.sqrt(n + 1.0)
+            value = (tokens - rho * seconds) / (n + 1.0) + width * z * math.sqrt((action.k + 1) / (n + 1.0))
             if value > best:
                 best, chosen = value, action
         return chosen

@@ -76,7 +76,7 @@ class BanditRun:
                     write_checkpoint(run_dir, boundary)
                     return False
             boundary = self.snapshot()
+        write_checkpoint(run_dir, self.snapshot())  # before the last dump: a longer run goes on from here
         self.log.record_window()
         self.log.dump(self.steps)
-        write_checkpoint(run_dir, self.snapshot())
         return not interrupt.requested

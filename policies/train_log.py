@@ -52,11 +52,22 @@ class Interrupt:
 
 
 class _TensorBoard(TensorBoardOutputFormat):
-    """SB3's writer, but a resumed run hides what an earlier process wrote after the checkpoint."""
+    """SB3's writer, but the steps of a tag only grow, also when a run is resumed.
 
-    def __init__(self, folder: Path, purge_step: int | None) -> None:
-        self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
+    What an earlier process wrote after the checkpoint is hidden, and a tag is written once for each step.
+    """
+
+    def __init__(self, folder: Path, resumed_at: int | None) -> None:
+        purge = None if resumed_at is None else resumed_at + 1
+        self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge)
         self._is_closed = False
+        self._before = -1 if resumed_at is None else resumed_at
+        self._last: dict[str, int] = {}
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        new = [key for key in key_values if step > self._last.get(key, self._before)]
+        super().write({k: key_values[k] for k in new}, {k: key_excluded[k] for k in new}, step)
+        self._last.update(dict.fromkeys(new, step))
 
 
 class TrainingLog:
@@ -64,12 +75,10 @@ class TrainingLog:
 
     def __init__(self, run_dir: Path, total: int, *, resumed_at: int | None = None, progress: bool = True) -> None:
         folder = run_dir / TENSORBOARD_DIR
-        purge = None if resumed_at is None else resumed_at + 1
-        self.logger = Logger(str(folder), [_TensorBoard(folder, purge)])
+        self.logger = Logger(str(folder), [_TensorBoard(folder, resumed_at)])
         self.total = total
         self.totals, self.window = Totals(), Totals()
         self._recent: deque[RoundRecord] = deque(maxlen=SHOWN_ROUNDS)
-        self._dumped_at = resumed_at or 0
         shown = progress and sys.stderr.isatty()
         self._lines = progress and not shown
         self._bar = tqdm(total=total, initial=resumed_at or 0, unit="round", disable=not shown, dynamic_ncols=True)
@@ -100,10 +109,8 @@ class TrainingLog:
             self.window = Totals()
 
     def dump(self, step: int) -> None:
-        """Write what is waiting, unless this step has been written already."""
-        if self.logger.name_to_value and step > self._dumped_at:
-            self.logger.dump(step)
-            self._dumped_at = step
+        """Write what is waiting."""
+        self.logger.dump(step)
 
     def state_dict(self) -> dict[str, Any]:
         waiting = {

@@ -107,9 +107,9 @@ class Sb3Run:
             )
         if callback.stopped:
             return False
+        write_checkpoint(run_dir, self.snapshot())  # before the last dump: a longer run goes on from here
         self.log.record_window()
         self.log.dump(self.steps)
-        write_checkpoint(run_dir, self.snapshot())
         return not interrupt.requested
 
     def snapshot(self) -> Checkpoint:
@@ -128,6 +128,7 @@ class Sb3Run:
             "rho_sums": self.rho_sums,
             "log": self.log.state_dict(),
             "generators": generator_states(),
+            "exploration": self.model.action_space.np_random.bit_generator.state,
         }
         return Checkpoint(self.steps, state, buffer.getvalue(), self._replay())
 
@@ -167,6 +168,7 @@ class Sb3Run:
         self.rho_sums = state["rho_sums"]
         self.log.load_state_dict(state["log"])
         restore_generators(state["generators"])
+        self.model.action_space.np_random.bit_generator.state = state["exploration"]  # loading has seeded it anew
 
 
 class _Callback(BaseCallback):

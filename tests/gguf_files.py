@@ -14,8 +14,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from assc.tiny import tiny_target
 from assc.wheel import WheelModel
 
-VOCAB = 258
-"""256 bytes, then <unk> and <eos>"""
+VOCAB = 260
+"""256 bytes, then <unk>, <eos> and two merged tokens"""
 
 
 def permute(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -42,9 +42,9 @@ def write_gguf(path: Path, *, architecture: str = "llama", extra: str | None = N
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*bytes_to_unicode().values(), "<unk>", "<eos>"])
-    writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL] * 2)
-    writer.add_token_merges(["a b"])
+    writer.add_token_list([*bytes_to_unicode().values(), "<unk>", "<eos>", "ab", "abc"])
+    writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL] * 2 + [TokenType.NORMAL] * 2)
+    writer.add_token_merges(["a b", "ab c"])
     writer.add_unk_token_id(256)
     for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
         add(257)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 from fakes import FakeBackend
@@ -51,12 +52,14 @@ def played_throughput(records: list[RoundRecord], alpha: float, c: float) -> flo
 
 
 @pytest.mark.parametrize("spec", LEARNERS)
-@pytest.mark.parametrize(("alpha", "c", "best"), [(0.95, 0.02, 16), (0.6, 0.4, 1), (0.8, 0.1, 4)])
+@pytest.mark.parametrize(("alpha", "c", "best"), [(0.95, 0.02, 16), (0.6, 0.4, 1), (0.85, 0.2, 4)])
 def test_finds_the_best_arm(spec: str, alpha: float, c: float, best: int) -> None:
-    """After 600 rounds the rounds played are worth 0.93 of the best arm, in 9 of 10 runs or more.
+    """After 600 rounds the rounds played are worth 0.93 of the best arm in 9 of 10 runs or more.
 
-    Seeded, so the outcome is fixed here; over 100 other seeds the worst of the six cases held in 97 of 100 runs, so a
-    new seed set fails (2 or more of 10 below) with less than 4 %. Random play reaches 0.86, 0.82, 0.82 of the best.
+    Seeded, so the outcome is fixed here. Over 60 other seeds the worst of these six cases reached 0.93 in 97 % of the
+    runs, so another choice of seeds would fail one case with a chance of 3 %. Uniformly random play is worth 0.47,
+    0.74 and 0.80 of the best arm. A single variance for all arms (the fault this guards against) fails the first case
+    in 9 % of the runs of `ucb`: it stays with K = 4 after one unlucky round of K = 16.
     """
     assert max((0, *K_VALUES), key=lambda k: throughput(k, alpha, c)) == best
     shares = [played_throughput(learn(spec, 600, seed=s, alpha=alpha, c=c)[-150:], alpha, c) for s in range(10)]
@@ -66,14 +69,14 @@ def test_finds_the_best_arm(spec: str, alpha: float, c: float, best: int) -> Non
 
 @pytest.mark.parametrize("spec", [*LEARNERS, "bandit:ucb,discount=0.995", "bandit:ts,window=200"])
 @pytest.mark.parametrize("seed", range(3))
-def test_V25_hopeless_draft_ends_in_rollback(spec: str, seed: int) -> None:  # noqa: N802
+def test_V25_hopeless_draft_ends_in_rollback(spec: str, seed: int) -> None:
     records = learn(spec, 300, seed=seed, alpha=0.0, c=0.1, verify_slope=0.02)
     assert sum(r.rollback for r in records[-50:]) > 40
     assert sum(r.seconds for r in records) <= 1.1 * 0.02 * len(records)
 
 
-@pytest.mark.parametrize("spec", ["bandit:ucb,discount=0.95", "bandit:ts,discount=0.95", "bandit:ucb,window=40"])
-def test_S06_forgetting_learner_leaves_rollback(spec: str) -> None:  # noqa: N802
+@pytest.mark.parametrize("spec", ["bandit:ucb,discount=0.98", "bandit:ts,discount=0.98", "bandit:ucb,window=40"])
+def test_S06_forgetting_learner_leaves_rollback(spec: str) -> None:
     """Acceptance jumps from 0 to 0.9: a learner that forgets drafts again within 20 rounds, and goes on drafting."""
     policy = bandit(spec)
     before = learn(spec, 200, alpha=0.0, c=0.1, policy=policy)
@@ -84,10 +87,10 @@ def test_S06_forgetting_learner_leaves_rollback(spec: str) -> None:  # noqa: N80
 
 
 @pytest.mark.parametrize("alpha", [0.45, 0.5, 0.55])
-def test_S06_ucb_settles_at_borderline_acceptance(alpha: float) -> None:  # noqa: N802
+def test_S06_ucb_settles_at_borderline_acceptance(alpha: float) -> None:
     """No hunting between K = 0 and the largest K: after 400 rounds such jumps are rare."""
     ks = [r.planned for r in learn("bandit:ucb", 600, alpha=alpha, c=0.3) if r.position + 17 <= 64][-100:]
-    assert sum({a, b} == {0, 16} for a, b in zip(ks, ks[1:], strict=False)) <= 2
+    assert sum({a, b} == {0, 16} for a, b in pairwise(ks)) <= 2
 
 
 def test_reward_is_the_ratio_of_sums_not_the_mean_of_ratios() -> None:
@@ -114,19 +117,17 @@ def one_observation(k_max: int = 8) -> Observation:
 def test_of_two_equal_means_ucb_prefers_the_less_tried(counts: tuple[int, int]) -> None:
     """The bonus has each arm's own count: one scalar added to all arms would fall back to the first of the table."""
     policy = Bandit("ucb")
-    policy.begin(ActionTable.build(["d"], [1, 2]))
-    few, many = sorted(counts)
-    order = (1, 2) if counts[0] > counts[1] else (2, 1)  # order[1] is the arm tried less
-    for k, n in ((order[0], many), (order[1], few)):
+    policy.begin(ActionTable.build(["x", "y"], [2]))
+    for name, n in zip("xy", counts, strict=True):
         for i in range(2 * n):
-            policy.update(RoundRecord(0, 0, Action("d", k), k, 0, 1 + i % 2, (), 1.0))
-    for _ in range(many):
+            policy.update(RoundRecord(0, 0, Action(name, 2), 2, 0, 1 + i % 2, (), 1.0))
+    for _ in range(max(counts)):
         policy.update(RoundRecord(0, 0, ROLLBACK, 0, 0, 1, (), 2.0))
-    assert policy.act(one_observation()).k == order[1]
+    assert policy.act(one_observation()).drafter == ("x" if counts[0] < counts[1] else "y")
 
 
 def test_ucb_index_by_hand() -> None:
-    """Two arms: 1 token in 1 s four times; 2 tokens in 1 s and 4 in 1 s. ρ = 10/6, spread = sqrt((0 + 2 + 1)/(3 + 1 + 1))."""
+    """Two arms: 1 token in 1 s four times; 2 tokens in 1 s and 4 in 1 s. ρ = 10/6, σ² = (0 + 2/5 + 1)/(3 + 1 + 1)."""
     arms = ArmSums()
     for _ in range(4):
         arms.add("rollback", 1, 1.0)
@@ -136,17 +137,17 @@ def test_ucb_index_by_hand() -> None:
     assert rho == pytest.approx(10 / 6)
     assert arms.mean("rollback", rho) == pytest.approx(1 - 10 / 6)
     assert arms.mean("d:4", rho) == pytest.approx(3 - 10 / 6)
-    assert arms.spread(rho) == pytest.approx(math.sqrt(3 / 5))
+    assert arms.spread(rho) == pytest.approx(math.sqrt(1.4 / 5))
 
 
 def test_discount_and_window_forget() -> None:
     """Sums of the variants against sums computed from the list of rounds."""
-    rounds = [("a" if i % 3 else "b", 1 + i % 4, 0.1 * (1 + i % 5)) for i in range(100)]
+    rounds = [("d:1" if i % 3 else "d:2", 1 + i % 4, 0.1 * (1 + i % 5)) for i in range(100)]
     discounted, windowed = ArmSums(discount=0.9), ArmSums(window=7)
     for arm, tokens, seconds in rounds:
         discounted.add(arm, tokens, seconds)
         windowed.add(arm, tokens, seconds)
-    for arm in ("a", "b"):
+    for arm in ("d:1", "d:2"):
         weights = [0.9 ** (99 - i) for i, r in enumerate(rounds) if r[0] == arm]
         assert discounted.count(arm) == pytest.approx(sum(weights))
         tokens = sum(w * r[1] for w, r in zip(weights, (r for r in rounds if r[0] == arm), strict=True))
@@ -154,9 +155,9 @@ def test_discount_and_window_forget() -> None:
         last = [r for r in rounds[-7:] if r[0] == arm]
         assert windowed.count(arm) == len(last) and windowed.sums[arm][2] == pytest.approx(sum(r[2] for r in last))
     for _ in range(500):
-        discounted.add("a", 1, 0.1)
-        windowed.add("a", 1, 0.1)
-    assert "b" not in discounted.sums and "b" not in windowed.sums
+        discounted.add("d:1", 1, 0.1)
+        windowed.add("d:1", 1, 0.1)
+    assert "d:2" not in discounted.sums and "d:2" not in windowed.sums
 
 
 @pytest.mark.parametrize("spec", LEARNERS)
@@ -190,12 +191,13 @@ def test_arms_of_other_drafters_are_kept_apart() -> None:
         {},
         {"arms": {}, "rng": 1},
         {"arms": {"sums": {}, "recent": []}, "rng": "x"},
-        {"arms": {"sums": {"a": [1, 2, 3]}, "recent": []}, "rng": 1},
-        {"arms": {"sums": {"a": [1, 1, math.nan, 1, 1, 1]}, "recent": []}, "rng": 1},
-        {"arms": {"sums": {"a": [0, 1, 1, 1, 1, 1]}, "recent": []}, "rng": 1},
-        {"arms": {"sums": {"a": [1, 1, -1, 1, 1, 1]}, "recent": []}, "rng": 1},
+        {"arms": {"sums": {"d:1": [1, 2, 3]}, "recent": []}, "rng": 1},
+        {"arms": {"sums": {"d:1": [1, 1, math.nan, 1, 1, 1]}, "recent": []}, "rng": 1},
+        {"arms": {"sums": {"d:1": [0, 1, 1, 1, 1, 1]}, "recent": []}, "rng": 1},
+        {"arms": {"sums": {"d:1": [1, 1, -1, 1, 1, 1]}, "recent": []}, "rng": 1},
         {"arms": {"sums": [], "recent": []}, "rng": 1},
         {"arms": {"sums": {}, "recent": [[1]]}, "rng": 1},
+        {"arms": {"sums": {"what": [1, 1, 1, 1, 1, 1]}, "recent": []}, "rng": 1},
         {"arms": None, "rng": 1},
     ],
 )
@@ -210,7 +212,7 @@ def test_damaged_state_is_refused_and_leaves_the_learner_alone(state: dict[str, 
 def test_a_window_state_under_another_window() -> None:
     wide, narrow = ArmSums(window=50), ArmSums(window=5)
     for i in range(80):
-        wide.add("ab"[i % 2], 1 + i % 3, 0.1)
+        wide.add(f"d:{1 + i % 2}", 1 + i % 3, 0.1)
     narrow.from_json(json.loads(json.dumps(wide.to_json())))
     assert narrow.total == 5 and len(narrow.recent) == 5
     again = ArmSums(window=50)

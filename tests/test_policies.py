@@ -45,10 +45,7 @@ def play(policy: Policy, requests: list[Request], **changes: object) -> list[lis
 
 
 def observation(k_max: int = 16, past: tuple[RoundRecord, ...] = (), temperature: float = 0.0) -> Observation:
-    return Observation(
-        position=len(past), prompt_length=5, remaining=max(1, k_max + 1), k_max=k_max, temperature=temperature, past=past,
-        cost_ratio=0.1,
-    )  # fmt: skip
+    return Observation(len(past), 5, k_max + 1, k_max, temperature, past, 0.1)
 
 
 def memory(policy: BasePolicy) -> str:
@@ -93,7 +90,7 @@ def test_actions_are_legal_and_plain_ints(spec: str) -> None:
 
 @every_policy
 def test_without_a_drafter_it_decodes_plainly(spec: str) -> None:
-    if spec.startswith("static") and spec != "static:0" or "drafter=" in spec:
+    if (spec.startswith("static") and spec != "static:0") or "drafter=" in spec:
         with pytest.raises(SpecError):
             built(spec).begin(ActionTable.build([]))
         return
@@ -109,7 +106,7 @@ def test_same_seed_same_actions(spec: str) -> None:
 
 
 @every_policy
-def test_T14_requests_do_not_leak_into_each_other(spec: str) -> None:  # noqa: N802
+def test_T14_requests_do_not_leak_into_each_other(spec: str) -> None:
     """Two identical streams give identical K; a learner (or a random stream) repeats itself after `reset` only."""
     policy, requests = built(spec), fake_requests(6)
     first = play(policy, requests)
@@ -119,7 +116,7 @@ def test_T14_requests_do_not_leak_into_each_other(spec: str) -> None:  # noqa: N
 
 
 @every_policy
-def test_T14_a_request_does_not_depend_on_the_one_before(spec: str) -> None:  # noqa: N802
+def test_T14_a_request_does_not_depend_on_the_one_before(spec: str) -> None:
     if is_online(spec):
         pytest.skip("an online learner is meant to depend on earlier requests")
     policy = built(spec)
@@ -184,7 +181,7 @@ def test_decisions_are_causal(spec: str) -> None:
 
 @every_policy
 @pytest.mark.parametrize("seconds", [0.0, math.nan, math.inf, -1.0, 1e300])
-def test_B16_strange_seconds_leave_a_working_policy(spec: str, seconds: float) -> None:  # noqa: N802
+def test_B16_strange_seconds_leave_a_working_policy(spec: str, seconds: float) -> None:
     policy = built(spec)
     policy.begin(backend().table)
     for i in range(60):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -231,8 +232,10 @@ def test_damaged_cache_says_what_to_delete(gguf: Path, cache: Path, damage: str)
 
 
 def test_two_processes_may_convert_at_the_same_time(gguf: Path, cache: Path) -> None:
-    code = f"from pathlib import Path; from assc.convert import convert_gguf; print(convert_gguf(Path({str(gguf)!r}), 'r'))"
-    runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    code = "import pathlib, sys, assc.convert as c; print(c.convert_gguf(pathlib.Path(sys.argv[1]), 'r'))"
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code, str(gguf)], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
     outputs = [run.communicate(timeout=200)[0].strip() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert outputs == [str(cache / "r")] * 2
@@ -262,13 +265,24 @@ def test_unwritable_cache_is_one_sentence(gguf: Path, tmp_path: Path, monkeypatc
     one_sentence(error)
 
 
+def test_full_disk_is_one_sentence(gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path, directory: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(assc.convert, "_write_model", full)
+    with pytest.raises(PairError, match=r"No space left on device; free some space") as error:
+        convert_gguf(gguf, "small")
+    one_sentence(error)
+    assert list(cache.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         ("./nowhere", "no model at"),
         ("nobody/no-such-model", "HF_HUB_OFFLINE is set"),
         ("package:nothing", "unknown model package"),
-        ("", "no model at"),
+        (" ", "is empty"),
     ],
 )
 def test_missing_sources_are_one_sentence(source: str, words: str) -> None:

@@ -67,7 +67,7 @@ class ModelDrafter(Drafter):
         if self.runner.max_positions is not None:  # the draft's context may be shorter than the target's
             room = [self.runner.max_positions - row.length for row in batch.rows]
             ks = [max(0, min(k, r)) for k, r in zip(ks, room, strict=True)]
-        width = max(ks)
+        ks, width = list(ks), max(ks)
         self._catch_up(batch, [k > 0 for k in ks])
         needs_q = any(r.params.mode == "rejection" and not r.params.greedy for r in batch.rows)
         vocab = batch.rows[0].vocab_size
@@ -80,11 +80,14 @@ class ModelDrafter(Drafter):
             for b, row in enumerate(batch.rows):
                 if j < ks[b]:
                     tokens[b, j] = self._choose(batch, row, b, j, logits[b], tokens, q)
-            if j + 1 < width:
+                    # a constraint may have no answer behind an end token, and nothing there would ever be used
+                    if not row.draft_chain.prefix_free and int(tokens[b, j]) in row.stopper.eos_ids:
+                        ks[b] = j + 1
+            if j + 1 < max(ks):
                 junk = batch.kv.length - 1
                 positions = first + j if batch.size == 1 else torch.where(j + 1 < planned, first + j, junk)
                 logits = self._step(batch, tokens[:, j : j + 1], positions, [j + 1 < k for k in ks])
-        return Proposal(tokens, list(ks), q, [w[0] for w in self._work], [w[1] for w in self._work])
+        return Proposal(tokens, ks, q, [w[0] for w in self._work], [w[1] for w in self._work])
 
     def _choose(
         self, batch: Batch, row: Row, b: int, j: int, logits: Tensor | None, tokens: Tensor, q: Tensor | None
@@ -92,20 +95,22 @@ class ModelDrafter(Drafter):
         """The draft token of row b at step j, drawn as the target would draw it, from the draft's distribution."""
         assert logits is not None
         scores = widen(logits).to(batch.device)[None, : row.vocab_size]
+        missing = row.vocab_size - scores.shape[1]
+        if missing:  # ids that only the target has: never proposed, but processors may name them
+            scores = torch.nn.functional.pad(scores, (0, missing), value=torch.finfo(scores.dtype).min)
         if row.draft_chain.members:
             prefix = batch.ids[b : b + 1, : row.length]
             scores = row.draft_chain(torch.cat([prefix, tokens[b : b + 1, :j]], dim=1), scores)
         position = row.length + j
-        size = scores.shape[1]
         if row.params.greedy:
             return scores[0].argmax()
         assert row.noise is not None
         if row.params.mode == "gumbel":
-            return (scores[0] + row.noise.gumbel("target", position)[:size]).argmax()
+            return (scores[0] + row.noise.gumbel("target", position)).argmax()
         p = scores[0].softmax(-1)
         if q is not None:
-            q[b, j, :size] = p
-        return sample(p, row.noise.gumbel("draft", position, row.rounds)[:size])
+            q[b, j] = p
+        return sample(p, row.noise.gumbel("draft", position, row.rounds))
 
     def _catch_up(self, batch: Batch, wanted: Sequence[bool]) -> None:
         """Feed the committed tokens that the buffers of the wanted rows lack, the last one included."""
