@@ -171,11 +171,13 @@ def run(config: Config) -> int:
         evaluation = _evaluate(config, policies, prompts, digest)
     except EvaluationInterrupted as stop:
         evaluation = stop.evaluation
-    if config.json is not None:
-        evaluation.write(config.json)
-    if config.markdown is not None:
-        write_text(config.markdown, to_markdown(evaluation.rows(), evaluation.details()))
-    print_evaluation(evaluation, categories=config.explain)
+    try:  # files first, since a closed pipe stops the printing; and the table even if the disk is full
+        if config.json is not None:
+            evaluation.write(config.json)
+        if config.markdown is not None:
+            write_text(config.markdown, to_markdown(evaluation.rows(), evaluation.details()))
+    finally:
+        print_evaluation(evaluation, categories=config.explain)
     return 0 if evaluation.complete else EXIT_INTERRUPTED
 
 

@@ -89,6 +89,10 @@ class Engine:
                 drafter.begin(batch)
             self._served = weakref.ref(batch)
 
+    def check(self, request: Request, extras: Mapping[str, Any] | None = None) -> None:
+        """Raise `RequestError` if `start` would refuse the request."""
+        self._row(request, dict(extras or {}))
+
     def _row(self, request: Request, extras: dict[str, Any]) -> Row:
         if not request.prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
@@ -169,7 +173,7 @@ class Engine:
         width = 1 if not any(ks) else max(ks)
         merged = Proposal(batch.ids.new_zeros(batch.size, width), [0] * batch.size, None, [], [])
         lengths, steps, catch_up = [0] * batch.size, [0] * batch.size, [0] * batch.size
-        for name in dict.fromkeys(a.drafter for a, k in zip(actions, ks, strict=True) if k and a.drafter):
+        for name in dict.fromkeys(a.drafter for a, k in zip(actions, ks, strict=True) if k and a.drafter is not None):
             own = [k if a.drafter == name else 0 for a, k in zip(actions, ks, strict=True)]
             part = self.drafters[name].propose(batch, own)
             for b in (b for b, k in enumerate(own) if k):
@@ -182,7 +186,7 @@ class Engine:
                     if merged.q is None:
                         merged.q = part.q.new_zeros(batch.size, width, part.q.shape[2])
                     merged.q[b, :n] = part.q[b, :n]
-        one_hot = [bool(a.drafter) and not self.drafters[a.drafter].gives_q for a in actions]
+        one_hot = [a.drafter is not None and not self.drafters[a.drafter].gives_q for a in actions]
         return Proposal(merged.tokens, lengths, merged.q, steps, catch_up, one_hot)
 
     def _score(self, batch: Batch, proposal: Proposal) -> Tensor:

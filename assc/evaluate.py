@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -174,6 +175,7 @@ def evaluate(
         meta=_meta(backend, requests, seed=seed, repeats=repeats, warmup=warmup, extra=meta or {}),
         complete=False,
     )
+    json.dumps(evaluation.meta, allow_nan=False)  # what could not be written fails now, not after hours of work
     warming = list(requests[:warmup])
     try:
         with _bar((len(warming) + repeats * len(requests)) * len(players.policies), progress) as bar:

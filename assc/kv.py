@@ -182,7 +182,8 @@ class ModelRunner:
         if not difference <= tolerance:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} gives other logits over static key/value buffers than in its plain "
-                f"forward (relative difference {difference:.2g}, allowed {tolerance:g}), so its output could not be trusted"
+                f"forward (relative difference {difference:.2g}, allowed {tolerance:g}), so its output could not be "
+                "trusted"
             )
 
 
@@ -207,7 +208,8 @@ def _learned_positions(model: PreTrainedModel, config: Any) -> int | None:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if rope.get("rope_type") in {"dynamic", "longrope"}:
         original = getattr(config, "original_max_position_embeddings", None)
-        limit = min(x for x in (limit, original, rope.get("original_max_position_embeddings")) if x)
+        known = (limit, original, rope.get("original_max_position_embeddings"))
+        limit = min((x for x in known if x), default=None)
     return int(limit) if limit else None
 
 

@@ -131,11 +131,18 @@ class LiveBackend:
     def done(self) -> bool:
         return self.batch.rows[0].finish is not None
 
-    def reset(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Raise `RequestError` if `reset` would refuse the request; costs no forward."""
+        self.engine.check(self._in_mode(request), self.extras)
+
+    def _in_mode(self, request: Request) -> Request:
         mode = request.sampling.get("mode", self.mode)
         if mode != self.mode:
             raise RequestError(f"the request asks for mode {mode!r}, this backend decodes in mode {self.mode!r}")
-        request = replace(request, sampling={**request.sampling, "mode": self.mode})
+        return replace(request, sampling={**request.sampling, "mode": self.mode})
+
+    def reset(self, request: Request) -> None:
+        request = self._in_mode(request)
         start = self._timer.now()
         self._batch = self.engine.start([request], self.extras)
         self.prefill_seconds = self._timer.now() - start
@@ -163,7 +170,7 @@ class LiveBackend:
             remaining=row.remaining,
             k_max=min(engine.k_max, row.k_limit),
             temperature=row.params.temperature,
-            past=self._past,
+            past=tuple(self._past),
             cost_ratio=self.cost_ratio,
             target_entropy=target.entropy if target else None,
             target_top1=target.top1 if target else None,

@@ -11,7 +11,7 @@ from assc.core import ROLLBACK
 from assc.errors import ArtefactError
 
 SUMS = 6
-PRIOR_VARIANCE = 1.0
+PRIOR_VARIANCE = 0.25
 """tokens² per possible token, one pseudo-observation of the spread: decides only the first few rounds"""
 
 LONGEST = 1e6

@@ -27,12 +27,17 @@ GAMMA = 0.9
 """what a round does to the rounds after it fades within about ten rounds"""
 RHO_MEMORY = 0.8
 """share of the older sums that each update of ρ keeps"""
+VARIANCE_FLOOR = 1e-2
+"""added to the variance of every observation field: one that never moved in training (c, temperature) would otherwise
+throw the deployed network off its range when it differs in the third digit"""
 REPORT_ROUNDS = 64
 """fewest rounds that one point of our scalars is pooled over"""
 
 
-def rollout_rounds(config: TrainConfig) -> int:
-    """Rounds per update, never more than the whole run."""
+def rollout_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None) -> int:
+    """Rounds per update, never more than the whole run; a resumed run keeps what it was started with."""
+    if checkpoint is not None:
+        return int(checkpoint.state["rollout"])
     return min({"ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.total_timesteps)
 
 
@@ -78,8 +83,9 @@ class Sb3Run:
     ) -> None:
         self.config, self.env, self.log = config, env, log
         self.monitor = Monitor(env)
-        self.venv = VecNormalize(DummyVecEnv([lambda: self.monitor]), gamma=GAMMA)
+        self.venv = VecNormalize(DummyVecEnv([lambda: self.monitor]), gamma=GAMMA, epsilon=VARIANCE_FLOOR)
         self.rho_sums = [0.0, 0.0]
+        self.rollout = rollout_rounds(config, checkpoint)
         if checkpoint is None:
             self.model = CLASSES[config.algo](env=self.venv, **learner_settings(config))
         else:
@@ -126,6 +132,7 @@ class Sb3Run:
                 "running": self.venv.returns.tolist(),
             },
             "rho_sums": self.rho_sums,
+            "rollout": self.rollout,
             "log": self.log.state_dict(),
             "generators": generator_states(),
             "exploration": self.model.action_space.np_random.bit_generator.state,

@@ -102,18 +102,18 @@ def _generators_kept() -> Iterator[None]:
         restore_generators(states)
 
 
-def planned_rounds(config: TrainConfig, done: int = 0) -> int:
+def planned_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None) -> int:
     """Rounds that will have been done at the end: on-policy learners finish the rollout they are in."""
-    if config.algo not in ("ppo", "a2c", "dqn"):
+    if config.algo not in SB3_ALGORITHMS:
         return config.total_timesteps
-    rollout = rollout_rounds(config)
+    done, rollout = checkpoint.steps if checkpoint is not None else 0, rollout_rounds(config, checkpoint)
     return done + math.ceil(max(0, config.total_timesteps - done) / rollout) * rollout
 
 
 def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
     """Train, save the policy, and say what was done. False when Ctrl-C stopped it."""
     done = checkpoint.steps if checkpoint is not None else 0
-    planned = planned_rounds(config, done)
+    planned = planned_rounds(config, checkpoint)
     _say_plan(config, problem, planned, done, run_dir)
     log = TrainingLog(run_dir, planned, resumed_at=done if checkpoint is not None else None, progress=config.progress)
     try:

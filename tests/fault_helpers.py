@@ -40,7 +40,8 @@ class Schedule:
     def act(self, observation: Observation) -> Action:
         item = self.ks[self.played % len(self.ks)]
         self.played += 1
-        drafter, k = item if isinstance(item, tuple) else (self.table.drafters[0] if self.table.drafters else None, item)
+        first = self.table.drafters[0] if self.table.drafters else None
+        drafter, k = item if isinstance(item, tuple) else (first, item)
         return Action(drafter, k) if k and drafter is not None else ROLLBACK
 
     def update(self, record: RoundRecord) -> None: ...
@@ -122,7 +123,7 @@ def check(result: GenerateResult) -> None:
     assert [r.position for r in rounds] == [sum(r.emitted for r in rounds[:i]) for i in range(len(rounds))]
     for r in rounds:
         assert 0 <= r.accepted <= r.drafted <= r.planned and r.emitted >= 1
-        assert r.emitted == r.accepted + 1 or r.finish is not None and r.emitted == r.accepted
+        assert r.emitted == r.accepted + 1 or (r.finish is not None and r.emitted == r.accepted)
         assert (r.finish is None) == (r is not rounds[-1])
     if result.logprobs is not None:
         assert len(result.logprobs) == len(result.tokens)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -21,7 +23,11 @@ from assc.core import Action, Request, RoundRecord
 from assc.errors import ArtefactError, RequestError, SpecError
 from assc.observe import DEFAULT_FIELDS, FIELDS, Featurizer
 from envs import LIVE_ID, LIVE_MEASURED_ID, SpecDecodeEnv
+from envs.describe import field_table, reward_table
 from envs.rewards import REWARDS, make_reward
+
+
+DOCS = Path(__file__).parent.parent / "docs" / "environment.md"
 
 
 class MeasuredFake(FakeBackend):
@@ -57,6 +63,23 @@ def test_b10_g02_both_checkers_pass_on_every_registered_id(env_id: str) -> None:
         warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
         check_env(make(env_id))
         sb3_check_env(make(env_id).unwrapped)
+
+
+@pytest.mark.parametrize("env_id", [LIVE_ID, LIVE_MEASURED_ID])
+def test_g02_both_checkers_pass_over_real_models(env_id: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
+        env = gym.make(env_id, pair="tiny", max_new_tokens=8)
+        check_env(env, skip_close_check=True)  # which would load the models a second time
+        sb3_check_env(env.unwrapped)
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL):
+        scope: dict[str, Any] = {}
+        exec(block, scope)
+        assert scope["info"]["rollback"] and scope["vector"] in scope["env"].observation_space
 
 
 def test_g02_a_measured_clock_would_fail_the_deterministic_id() -> None:
@@ -252,7 +275,12 @@ def test_state_dict_continues_in_mid_episode_exactly() -> None:
         fake_env(n=3).load_state_dict(env.state_dict())
 
 
-def test_docstring_and_docs_list_the_fields_as_they_are() -> None:
+def test_docs_hold_the_generated_tables() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    assert field_table() in text and reward_table() in text  # python -m envs.describe prints them
+
+
+def test_docstring_lists_the_fields_as_they_are() -> None:
     document = SpecDecodeEnv.__doc__ or ""
     featurizer, at = Featurizer(DEFAULT_FIELDS), 0
     assert f"shape ({featurizer.size},)" in document

@@ -171,7 +171,7 @@ def test_k03_ctrl_c_writes_what_is_finished_and_exits_130(workload: Path, tmp_pa
         [sys.executable, "eval.py", *long], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not ((curves / "static-2").is_dir() and len(points(curves / "static-2")) >= 2):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.2)

@@ -12,12 +12,13 @@ import pytest
 from fakes import FakeBackend, FakeClock, FixedPolicy, fake_requests
 
 import assc.run
-from assc.core import ROLLBACK, Action, Observation, Request, RoundRecord
+from assc.core import ROLLBACK, Action, Backend, Observation, Policy, Request, RoundRecord
 from assc.errors import AsscError, RequestError, SpecError
 from assc.evaluate import evaluate
 from assc.metrics import DEFINITIONS
 from assc.registry import make_policy
 from assc.results import EvaluationInterrupted, RequestResult
+from assc.run import run_request
 from assc.tables import print_definitions, print_evaluation, to_markdown
 
 
@@ -42,6 +43,12 @@ class Learner(FixedPolicy):
 
 def fixed(*ks: int) -> list[tuple[str, FixedPolicy]]:
     return [(f"static:{k}", FixedPolicy(k)) for k in ks]
+
+
+def test_the_fake_keeps_the_contracts() -> None:
+    assert isinstance(FakeBackend(), Backend) and isinstance(FixedPolicy(2), Policy)
+    texts = {run_request(FakeBackend(), fake_requests(1)[0], FixedPolicy(k)).tokens for k in (0, 1, 5, 16)}
+    assert len(texts) == 1
 
 
 # -- pairing and time ------------------------------------------------------------------------------------------------
@@ -323,3 +330,10 @@ def test_callbacks_see_every_measured_run() -> None:
     seen: list[str] = []
     evaluate(FakeBackend(), fake_requests(3), fixed(1, 1), seed=0, on_episode=lambda label, episode: seen.append(label))
     assert {label: seen.count(label) for label in seen} == {"ar": 3, "static:1": 3, "static:1 #2": 3}
+
+
+def test_a_meta_that_cannot_be_written_fails_before_the_first_round() -> None:
+    backend = FakeBackend()
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        evaluate(backend, fake_requests(2), fixed(2), seed=0, meta={"where": Path("x")})
+    assert backend.resets == []

@@ -161,7 +161,7 @@ def test_threshold_by_hand() -> None:
     assert feed(policy, 0) == 1
     assert feed(policy, 1) == 1  # (0+1)/(1+1) = 0.5: below
     assert feed(policy, 1) == 2  # 2/2
-    assert [feed(policy, 2) for _ in range(8)][-1] == 8
+    assert [feed(policy, policy.act(seen()).k) for _ in range(8)] == [3, 4, 5, 6, 7, 8, 8, 8]
 
 
 def test_threshold_holds_between_its_bars() -> None:
