@@ -89,7 +89,7 @@ class Engine:
                 drafter.begin(batch)
             self._served = weakref.ref(batch)
 
-    def check(self, request: Request, extras: Mapping[str, Any] | None = None) -> None:
+    def check_request(self, request: Request, extras: Mapping[str, Any] | None = None) -> None:
         """Raise `RequestError` if `start` would refuse the request."""
         self._row(request, dict(extras or {}))
 

@@ -227,10 +227,10 @@ def _attention_windows(model: PreTrainedModel, config: Any) -> dict[str, int | N
             f"{type(model).__name__} has layers whose state cannot be rolled back by position "
             f"({', '.join(foreign) or 'recurrent or encoder state'}); use a decoder-only attention model"
         )
-    if not kinds:
-        return {"full_attention": None if window is None else int(window)}
-    if "sliding_attention" not in kinds:
+    if window is None or (kinds and "sliding_attention" not in kinds):
         return {"full_attention": None}
+    if not kinds:
+        return {"full_attention": int(window)}
     if _takes_mask_dict(model):
         return {"full_attention": None, "sliding_attention": int(window)}
     if len(set(kinds)) == 1:

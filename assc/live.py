@@ -133,7 +133,7 @@ class LiveBackend:
 
     def check(self, request: Request) -> None:
         """Raise `RequestError` if `reset` would refuse the request; costs no forward."""
-        self.engine.check(self._in_mode(request), self.extras)
+        self.engine.check_request(self._in_mode(request), self.extras)
 
     def _in_mode(self, request: Request) -> Request:
         mode = request.sampling.get("mode", self.mode)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import generation
 from transformers.generation import logits_process as lp
 
 from assc.core import MODES, Mode
@@ -112,7 +111,7 @@ class LogitsChain:
                 )
             )
         if params.prefix_allowed_tokens_fn is not None:
-            chain.append(generation.PrefixConstrainedLogitsProcessor(params.prefix_allowed_tokens_fn, 1))
+            chain.append(lp.PrefixConstrainedLogitsProcessor(params.prefix_allowed_tokens_fn, 1))
         chain.extend(params.processors)
         if not params.greedy:
             if params.temperature != 1.0:

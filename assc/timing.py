@@ -12,6 +12,10 @@ import torch
 Clock = Callable[[], float]
 
 
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 class PhaseTimer:
     """Adds up seconds per named phase.
 
@@ -30,7 +34,7 @@ class PhaseTimer:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         if self._cuda:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = _event(), _event()
             begin.record()
         start = self._clock()
         try:

@@ -77,8 +77,8 @@ def read_arrays(path: str, members: Mapping[str, bytes]) -> dict[str, NDArray[An
         archive = np.load(io.BytesIO(members["weights.npz"]), allow_pickle=False)
         if not isinstance(archive, NpzFile):
             refuse(path, "has an unreadable weights.npz")
-        with archive:
-            if sum(info.file_size for info in archive.zip.infolist()) > LARGEST_MEMBER:
+        with archive, zipfile.ZipFile(io.BytesIO(members["weights.npz"])) as contents:
+            if sum(int(info.file_size) for info in contents.infolist()) > LARGEST_MEMBER:
                 refuse(path, "has a weights.npz larger than a policy can need")
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except ArtefactError:

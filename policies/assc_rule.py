@@ -31,7 +31,7 @@ class AsscRule(BasePolicy):
     Limits: K stays within k_min..k_max, so the rule never rolls back: where speculation cannot pay it keeps paying
     for k_min tokens. It can't jump either: from k_min to k_max takes 2·(k_max − k_min) rounds.
 
-    Uses acceptance history. Source: the project's first description of the rule, whose code (the default) and diagram
+    Uses acceptance history. Source: the article this project starts from, whose code (the default) and diagram
     differ in step 1.
 
     >>> from assc.actions import ActionTable

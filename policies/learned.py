@@ -73,7 +73,7 @@ class LearnedPolicy(BasePolicy):
     """Plays the best-scored action of a saved network; `deterministic=False` samples from softmax(scores).
 
     Sampling has its own seeded stream and is for policies whose scores are logits (PPO, A2C), not values (DQN). An
-    action above what can be played now is cut to it, as the environment does.
+    action above what can be played now is cut to that, as the decoder cuts the draft.
 
     Uses the observation fields listed in its artefact. Source: PPO (Schulman et al. 2017, arXiv 1707.06347), A2C
     (Mnih et al. 2016, arXiv 1602.01783), DQN (Mnih et al. 2015), trained with stable-baselines3.

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from scipy.stats import chisquare
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from assc.actions import ActionTable
@@ -178,3 +179,72 @@ def play(
 
 def new_tokens(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(row.tokens[row.prompt_length :]) for row in batch.rows]
+
+
+DRAWS = 1200
+"""texts per statistical test"""
+
+
+def first_two(
+    machine: SpeculativeDecoder, prompt: Sequence[int], *, k: int = 3, draws: int = DRAWS, **sampling: Any
+) -> tuple[torch.Tensor, float]:
+    """Counts [V, V] of the first two tokens over `draws` seeds, and the mean accepted length of the first round."""
+    engine, name = machine.engine, next(iter(machine.engine.drafters))
+    sampling = {"mode": "rejection", **sampling}
+    requests = [Request(tuple(prompt), k + 1, seed=seed, sampling=sampling) for seed in range(draws)]
+    batch, timer = engine.start(requests, {"eos_ids": ()}), PhaseTimer(engine.device)
+    played = engine.round(batch, [Action(name, k)] * draws, timer)
+    engine.round(batch, [ROLLBACK if row.new_tokens > 1 else Action(name, k - 1) for row in batch.rows], timer)
+    vocab = engine.target.vocab_size
+    counts = torch.zeros(vocab, vocab, dtype=torch.float64)
+    for first, second, *_ in new_tokens(batch):
+        counts[first, second] += 1
+    return counts, sum(o.accepted for o in played) / draws
+
+
+def warped(p: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
+    """Top-k, then top-p, then min-p of one distribution, written from their definitions."""
+    p = p.clone()
+    order = sorted(range(len(p)), key=lambda i: -float(p[i]))
+    if top_k:
+        p[order[top_k:]] = 0
+        p /= p.sum()
+    if top_p < 1:
+        kept, mass = 0, 0.0
+        while mass < top_p:  # the smallest set of likeliest tokens that reaches top_p
+            mass += float(p[order[kept]])
+            kept += 1
+        p[order[kept:]] = 0
+        p /= p.sum()
+    p[p < min_p * p.max()] = 0
+    return p / p.sum()
+
+
+def exact_two(model: Any, prompt: Sequence[int], *, temperature: float = 1.0, **kept: Any) -> torch.Tensor:
+    """Probabilities [V, V] of the first two tokens, by enumeration with plain forwards."""
+
+    def row(ids: Sequence[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0, -1].double()
+        return warped((logits / temperature).softmax(-1), **kept)
+
+    first = row(prompt)
+    return torch.stack([first[t] * row([*prompt, t]) if first[t] > 0 else first * 0 for t in range(len(first))])
+
+
+def p_value(counts: torch.Tensor, p: torch.Tensor) -> float:
+    """Chi-square test of counts against probabilities; cells that expect fewer than 5 are pooled.
+
+    0 if anything fell on a cell of probability 0. The tests ask for more than 1e-4: that is the odds of a false alarm
+    for other seeds; with the seeds fixed a test passes always or never.
+    """
+    counts, p = counts.reshape(-1), p.reshape(-1)
+    if bool((counts[p == 0] > 0).any()):
+        return 0.0
+    expected = p * counts.sum()
+    large = expected >= 5
+    seen = [*counts[large].tolist(), float(counts[~large].sum())]
+    wanted = [*expected[large].tolist(), float(expected[~large].sum())]
+    if wanted[-1] < 1:  # next to nothing is pooled: leave it to the largest cell
+        seen[0], wanted[0] = seen[0] + seen.pop(), wanted[0] + wanted.pop()
+    return float(chisquare(seen, wanted).pvalue) if len(seen) > 1 else 1.0

@@ -71,7 +71,9 @@ def test_T03_several_eos_ids_and_none() -> None:
     early, late = greedy()[3], greedy()[6]
     result = run(decoder(eos=[late, early]), PROMPT)
     assert result.tokens == greedy()[:4] == generate(target(), PROMPT, eos=[late, early]) and mean_accepted(result) > 0
-    assert run(decoder(eos=[early]), PROMPT, eos_ids=[late]).tokens == greedy()[:7]  # the call's ids replace the model's
+    assert (
+        run(decoder(eos=[early]), PROMPT, eos_ids=[late]).tokens == greedy()[:7]
+    )  # the call's ids replace the model's
     for none in (run(decoder(eos=[early]), PROMPT, eos_ids=()), run(decoder(), PROMPT, eos_ids=None)):
         assert none.tokens == greedy(24) and none.finish == "length"
 
