@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 import numpy as np
-from scipy import optimize
+from scipy.optimize import nnls  # type: ignore[attr-defined]
 
 from assc.core import ROLLBACK, Action, Request
 from assc.costs import CostModel, DrafterCost
@@ -47,7 +47,7 @@ def calibrate(engine: Engine, *, rounds: int = ROUNDS, k_values: tuple[int, ...]
                 overhead.append(max(0.0, wall - phases["verify"] - phases["draft"]))
     shapes = sorted(verify)
     design = np.array([[1.0, d + 1] for d in shapes])
-    fixed, per_token = optimize.nnls(design, np.array([np.median(verify[d]) for d in shapes]))[0]
+    fixed, per_token = nnls(design, np.array([np.median(verify[d]) for d in shapes]))[0]
     costs = {name: DrafterCost(float(np.median(t)) if t else 0.0) for name, t in drafts.items()}
     return CostModel(
         target_fixed=max(float(fixed), 1e-9),

@@ -37,6 +37,10 @@ class Action:
     def rollback(self) -> bool:
         return self.k == 0
 
+    def clipped(self, k_max: int) -> Action:
+        """The same with at most `k_max` tokens; rollback where that is nothing."""
+        return self if self.k <= k_max else Action(self.drafter, k_max) if k_max > 0 else ROLLBACK
+
     def __str__(self) -> str:
         return "rollback" if self.rollback else f"{self.drafter}:{self.k}"
 
@@ -187,7 +191,10 @@ class Policy(Protocol):
     needs: frozenset[str]
 
     def begin(self, table: ActionTable) -> None:
-        """A request starts: forget per-request memory, keep what was learned; `table` lists the legal actions."""
+        """A request starts: forget per-request memory, keep what was learned; `table` names the drafters and K_max.
+
+        A policy may play any K from 1 to the table's K_max; the listed K are the choices of a learner.
+        """
         ...
 
     def act(self, observation: Observation) -> Action: ...

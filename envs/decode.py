@@ -165,7 +165,8 @@ class SpecDecodeEnv(gym.Env[NDArray[np.float32], int]):
         if self._decision is None:
             raise ResetNeeded("call reset() before step(): no request has been started, or the last one has ended")
         chosen = self.table.from_index(action)
-        record = self.backend.step(chosen)
+        # cut to what can be played, as deployed policies do, so that `planned` means the same in both
+        record = self.backend.step(chosen.clipped(self._decision.k_max))
         self._records.append(record)
         self._actions.append(self.table.index(chosen))
         if record.finish is None:

@@ -181,7 +181,7 @@ def new_tokens(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(row.tokens[row.prompt_length :]) for row in batch.rows]
 
 
-DRAWS = 1200
+DRAWS = 1000
 """texts per statistical test"""
 
 
