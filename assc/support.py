@@ -1,4 +1,4 @@
-"""What the decoder can run: which models, up to which length, and which tokenizers may be paired."""
+"""What the decoder can run: which models, and which tokenizers may be paired."""
 
 from __future__ import annotations
 
@@ -44,27 +44,6 @@ def unsupported_reason(model: Any) -> str | None:
     if "position_ids" not in inspect.signature(model.forward).parameters or getattr(text, "alibi", False):
         return "it takes no explicit position_ids (ALiBi or similar)"
     return None
-
-
-def context_limit(model: Any) -> int | None:
-    """Longest prompt + output, in tokens, for which one causal mask over all positions is right; None if unlimited.
-
-    A sliding or chunked window ends it (within the window such a layer equals full attention), and so does a rotary
-    scaling that changes with the length.
-    """
-    config = _text_config(model)
-    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_sequence_length")]
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True)):
-        limits.append(getattr(config, "sliding_window", None))
-    if "chunked_attention" in kinds:
-        limits.append(getattr(config, "attention_chunk_size", None))
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if rope.get("rope_type") in {"dynamic", "longrope"}:
-        limits.append(rope.get("original_max_position_embeddings"))
-        limits.append(getattr(config, "original_max_position_embeddings", None))
-    known = [int(limit) for limit in limits if limit]
-    return min(known) if known else None
 
 
 def vocabulary_rows(model: Any) -> int:

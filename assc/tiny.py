@@ -41,7 +41,7 @@ def tiny_target(
         "intermediate_size": 64,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 4096,
         "bos_token_id": None,
         "eos_token_id": EOS_ID,
         "pad_token_id": EOS_ID,

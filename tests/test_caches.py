@@ -5,27 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+from checks import check_cache_lengths, check_caches
 from helpers import (
-    CPU,
-    Faltering,
     make_drafter,
     make_engine,
     oracle_all,
     play,
-    prompt,
     request,
     schedule_of,
     target_model,
-    target_runner,
 )
 
-from assc.batch import Batch
-from assc.core import Action, Request
-from assc.drafters.model import ModelDrafter
 from assc.engine import Engine
 from assc.kv import ModelRunner
-from assc.timing import PhaseTimer
 
 # -- draft == target ---------------------------------------------------------------------------------------------
 
@@ -64,28 +56,6 @@ def test_l08_no_plain_step_between_rounds(k: int, monkeypatch: pytest.MonkeyPatc
 # -- caches (invariant 5) -----------------------------------------------------------------------------------------
 
 
-def check_caches(engine: Engine, batch: Batch, peek: bool = True) -> None:
-    """The next logits of target and draft over the used buffers equal forwards of the committed text alone."""
-    for b, row in enumerate(batch.rows):
-        if row.finish is not None:
-            continue
-        text = torch.tensor([row.tokens])
-        ids, positions = batch.slices([r.length - 1 for r in batch.rows], 1)
-        assert ids[b].tolist() == row.tokens[-1:]
-        with torch.inference_mode():
-            ours = engine.target.forward(batch.kv, ids, positions)[b, -1]
-            fresh = target_model()(input_ids=text, use_cache=False).logits[0, -1]
-        torch.testing.assert_close(ours, fresh, rtol=0, atol=1e-10)
-        drafter = engine.drafters["draft"]
-        if peek and isinstance(drafter, ModelDrafter):
-            seen = engine.peek(batch, [b])[b]
-            with torch.inference_mode():
-                p = drafter.runner.model(input_ids=text, use_cache=False).logits[0, -1].softmax(-1)
-            first, second = p.topk(2).values.tolist()
-            entropy = float(-(p * p.log()).sum())
-            assert (seen.top1, seen.margin, seen.entropy) == pytest.approx((first, first - second, entropy), abs=1e-9)
-
-
 @pytest.mark.parametrize("peek", [True, False])
 @pytest.mark.parametrize("drafter", ["model", "perfect", "saboteur"])
 def test_caches_hold_the_committed_text_after_every_round(drafter: str, peek: bool) -> None:
@@ -100,20 +70,4 @@ def test_caches_hold_the_committed_text_after_every_round(drafter: str, peek: bo
 
 @pytest.mark.parametrize("k", range(1, 7))
 def test_x02_cache_lengths_for_every_accepted_length(k: int) -> None:
-    """K = 1..6 x accepted 0..K: what both buffers hold is right, by its logits, and the next round is accepted."""
-    for right in range(k + 1):
-        drafter = Faltering(target_runner(), "draft")
-        engine, timer = make_engine(drafter), PhaseTimer(CPU)
-        batch = engine.start([Request(prompt(6), 20)])
-        drafter.right = right
-        (outcome,) = engine.round(batch, [Action("draft", k)], timer)
-        assert (outcome.drafted, outcome.accepted) == (k, right)
-        row = batch.rows[0]
-        assert row.length == 6 + right + 1
-        # the draft was fed the prompt and K - 1 of its tokens; what was accepted of them stays
-        assert drafter._fed == [6 + min(right, k - 1)]
-        check_caches(engine, batch, peek=right % 2 == 0)
-        drafter.right = 10**9
-        (outcome,) = engine.round(batch, [Action("draft", 4)], timer)
-        assert outcome.accepted == outcome.drafted == 4
-        assert outcome.catch_up == int(right == k)
+    check_cache_lengths(k)

@@ -16,7 +16,6 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MambaForCausalLM,
-    MistralConfig,
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
@@ -24,7 +23,7 @@ from transformers import (
 
 from assc.errors import PairError, RequestError, UnsupportedModelError
 from assc.pairs import PAIRS, LoadedPair, load_pair, make_pair
-from assc.support import check_supported, check_tokenizers, context_limit
+from assc.support import check_supported, check_tokenizers
 from assc.tiny import CHARACTERS, VOCAB_SIZE, tiny_draft, tiny_pair, tiny_target, tiny_tokenizer
 
 
@@ -254,16 +253,6 @@ def test_T12_encoder_decoder_directory_is_refused_before_its_weights_are_read(tm
     with_vocabulary([str(i) for i in range(40)]).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="T5ForConditionalGeneration"):
         load_pair(target=str(tmp_path))
-
-
-def test_context_limit_ends_at_the_window() -> None:
-    class Holder:
-        def __init__(self, config: Any) -> None:
-            self.config = config
-
-    assert context_limit(tiny_target()) == 512
-    assert context_limit(Holder(MistralConfig(max_position_embeddings=4096, sliding_window=128))) == 128
-    assert context_limit(Holder(MistralConfig(max_position_embeddings=4096, sliding_window=None))) == 4096
 
 
 def test_S04_each_model_keeps_its_dtype() -> None:

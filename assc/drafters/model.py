@@ -72,7 +72,8 @@ class ModelDrafter(Drafter):
         needs_q = any(r.params.mode == "rejection" and not r.params.greedy for r in batch.rows)
         vocab = batch.rows[0].vocab_size
         tokens = batch.ids.new_zeros(batch.size, width)
-        q = torch.zeros(batch.size, width, vocab, device=batch.device) if needs_q else None
+        exact = torch.float64 if self.runner.dtype == torch.float64 else torch.float32  # as `widen` makes it
+        q = torch.zeros(batch.size, width, vocab, dtype=exact, device=batch.device) if needs_q else None
         logits = [self._logits.get(b) for b in range(batch.size)]
         first = batch.positions([row.length for row in batch.rows], 1)
         planned = torch.tensor(ks).to(batch.device, non_blocking=True)[:, None]

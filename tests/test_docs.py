@@ -1,0 +1,95 @@
+"""What the documentation tells a reader to type is run here, at a small size and on the tiny pair."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import eval as eval_script
+import train_policy
+from assc import __main__ as module_main
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BY_CI = ("pip install", "pytest", "tensorboard ")
+"""parts of commands that `.ci/run` runs (the tests themselves, installation), or that start a server"""
+SMALL = {
+    "eval": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None, "--tensorboard": None},
+    "train": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
+}
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, one command) of every fenced shell block."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+            joined = block.replace("\\\n", " ")
+            for line in joined.splitlines():
+                line = line.strip().removeprefix("$ ")
+                if line and not line.startswith("#"):
+                    found += [(page.name, part.strip()) for part in line.split("&&")]
+    return found
+
+
+def shrink(words: list[str], changes: dict[str, str | None]) -> list[str]:
+    """Replace the values of options, add those that are missing; None only redirects an option that is there."""
+    words = list(words)
+    for option, value in changes.items():
+        if option in words:
+            at = words.index(option) + 1
+            words[at] = value if value is not None else Path(words[at]).name
+        elif value is not None:
+            words += [option, value]
+    return words
+
+
+def run(command: str) -> int:
+    words = shlex.split(command)
+    if words[:2] == ["python", "eval.py"]:
+        arguments = shrink(words[2:], SMALL["eval"])
+        kept = [w for w in arguments if not w.endswith(".zip")]
+        for option in ("--target", "--draft"):  # any pair: the tiny one stands in for it
+            if option in kept:
+                at = kept.index(option)
+                del kept[at : at + 2]
+        return eval_script.main(kept)
+    if words[:2] == ["python", "train_policy.py"]:
+        if "--resume" in words:
+            pytest.skip("resuming is tested in test_training.py")
+        return train_policy.main(shrink(words[2:], SMALL["train"]))
+    if words[:3] == ["python", "-m", "assc"]:
+        return module_main.main(words[3:])
+    raise AssertionError(f"no test runs the documented command {command!r}")
+
+
+@pytest.mark.parametrize(("page", "command"), commands(), ids=lambda value: value[:60])
+def test_documented_command_runs(
+    page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command.startswith(BY_CI):
+        pytest.skip("run by .ci/run, or a server")
+    if re.match(r"(python )?benchmarks/", command) or " benchmarks/" in command:
+        script = next(w for w in shlex.split(command) if "benchmarks/" in w)
+        assert (ROOT / script).is_file()
+        pytest.skip("a benchmark: it measures, which is no test's business")
+    monkeypatch.chdir(tmp_path)
+    assert run(command) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_readme_python_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
