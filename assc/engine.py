@@ -237,14 +237,16 @@ class Engine:
 
     # -- what a decision may look at -------------------------------------------------------------------------------
 
+    @property
+    def peeker(self) -> Drafter | None:
+        """The drafter that `peek` asks: the first that can tell its confidence."""
+        return next((d for d in self.drafters.values() if d.has_confidence), None)
+
     @torch.inference_mode()
     def peek(self, batch: Batch, rows: Sequence[int]) -> dict[int, Confidence]:
         """The next-position confidence of the first drafter that has one."""
         self._serve(batch)
-        for drafter in self.drafters.values():
-            if drafter.has_confidence:
-                return drafter.peek(batch, rows)
-        return {}
+        return self.peeker.peek(batch, rows) if self.peeker is not None else {}
 
     def match_length(self, batch: Batch, row: int) -> int | None:
         """The longest suffix match that any drafter reports."""

@@ -197,6 +197,8 @@ class LiveBackend:
         self.engine.check(action)
         row = batch.rows[0]
         position, kv = row.new_tokens, row.length
+        peeker = self.engine.peeker if self._peeked else None
+        peek = (peeker.name, *peeker.work(0)) if peeker is not None else None
         start = self._clock()
         try:
             outcome = self.engine.round(batch, [action], self._timer)[0]
@@ -208,6 +210,9 @@ class LiveBackend:
         target = self._confidence_of_target() if self._needs & _TARGET else None
         wall = self._observing + self._timer.now() - start + policy_seconds
         draft, verify = phases.get("draft", 0.0), phases.get("verify", 0.0)
+        work = [(action.drafter, outcome.draft_steps, outcome.catch_up)] if action.drafter is not None else []
+        if peek is not None and not (action.drafter == peek[0] and outcome.draft_steps):
+            work.append(peek)  # the round made no use of the peek, which is paid all the same
         record = RoundRecord(
             index=len(self._past),
             position=position,
@@ -222,15 +227,15 @@ class LiveBackend:
             policy_seconds=policy_seconds,
             other_seconds=max(0.0, wall - draft - verify - policy_seconds),
             peeked=bool(self._peeked),
-            catch_up=outcome.catch_up,
-            draft_steps=outcome.draft_steps,
+            catch_up=sum(caught for _, _, caught in work),
+            draft_steps=sum(steps for _, steps, _ in work),
             finish=row.finish,
             target_entropy=target.entropy if target else None,
             target_top1=target.top1 if target else None,
             reasons=reasons,
         )
         if self.time_source == "modelled" and self.cost_model is not None:
-            record = self.cost_model.price(record, kv)
+            record = self.cost_model.price(record, kv, sum((self.cost_model.draft(*w) for w in work), 0.0))
         self._past.append(record)
         self._peeked = {}
         self._observing = 0.0

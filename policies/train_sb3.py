@@ -23,8 +23,9 @@ from policies.train_log import Interrupt, TrainingLog
 CLASSES: dict[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": A2C, "dqn": DQN}
 ROLLOUT = 256
 """rounds per PPO update: a default run of 3,000 rounds makes 12 of them"""
-GAMMA = 0.9
-"""what a round does to the rounds after it fades within about ten rounds"""
+GAMMA = 0.1
+"""a round's choice hardly changes what the next rounds can win, since the text is fixed: on recorded SmolLM2 texts the
+policies of 3,072 rounds reached 1.82x (modelled) with 0.1 or less, 1.80x with 0.5, 1.74x with 0.9, 1.64x with 0.97"""
 RHO_MEMORY = 0.8
 """share of the older sums that each update of ρ keeps"""
 VARIANCE_FLOOR = 1e-2

@@ -89,6 +89,16 @@ def stranger() -> LlamaForCausalLM:
     return tiny_target(seed=99)
 
 
+_probed: dict[int, PreTrainedModel] = {}
+
+
+def runner(model: PreTrainedModel) -> ModelRunner:
+    """A new runner; the probe at loading runs once per model."""
+    made = ModelRunner(model, probe=id(model) not in _probed)
+    _probed[id(model)] = model
+    return made
+
+
 def decoder(
     model: PreTrainedModel | None = None,
     draft: PreTrainedModel | Sequence[Drafter] | None = None,
@@ -101,8 +111,8 @@ def decoder(
     """A decoder whose first drafter is `draft` (default: the target itself, so that every block is accepted)."""
     model = target() if model is None else model
     draft = model if draft is None else draft
-    drafters = [ModelDrafter(ModelRunner(draft))] if isinstance(draft, PreTrainedModel) else list(draft)
-    engine = Engine(ModelRunner(model), drafters, k_max=k_max, eos_ids=eos, tokenizer=tokenizer, **options)
+    drafters = [ModelDrafter(runner(draft))] if isinstance(draft, PreTrainedModel) else list(draft)
+    engine = Engine(runner(model), drafters, k_max=k_max, eos_ids=eos, tokenizer=tokenizer, **options)
     return SpeculativeDecoder(engine, policy=Schedule(8))
 
 
@@ -136,8 +146,15 @@ def mean_accepted(result: GenerateResult) -> float:
     return sum(r.accepted for r in drafting) / len(drafting) if drafting else 0.0
 
 
+_known: dict[tuple[Any, ...], tuple[Any, tuple[int, ...]]] = {}
+
+
 def generate(model: Any, prompt: Sequence[int], n: int = 24, *, eos: Any = None, **options: Any) -> tuple[int, ...]:
-    """The oracle: transformers' own plain greedy decoding, new tokens only."""
+    """The oracle: transformers' own plain greedy decoding, new tokens only. Answers without options are kept."""
+    key = (id(model), tuple(prompt), n, str(eos))
+    if not options and key in _known:
+        return _known[key][1]
+    plain = not options
     ids = torch.tensor([list(prompt)])
     if eos is not None:
         options["eos_token_id"] = eos
@@ -148,7 +165,10 @@ def generate(model: Any, prompt: Sequence[int], n: int = 24, *, eos: Any = None,
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, **options)
     finally:
         model.generation_config.eos_token_id = saved
-    return tuple(out[0, len(prompt) :].tolist())
+    answer = tuple(out[0, len(prompt) :].tolist())
+    if plain:
+        _known[key] = (model, answer)  # the model is kept with it, so that its id stays its own
+    return answer
 
 
 def prompts(count: int, *, vocab: int = 98, low: int = 1, high: int = 12, seed: int = 0) -> Iterator[list[int]]:
@@ -181,7 +201,7 @@ def new_tokens(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(row.tokens[row.prompt_length :]) for row in batch.rows]
 
 
-DRAWS = 1000
+DRAWS = 800
 """texts per statistical test"""
 
 

@@ -26,7 +26,6 @@ from envs import LIVE_ID, LIVE_MEASURED_ID, SpecDecodeEnv
 from envs.describe import field_table, reward_table
 from envs.rewards import REWARDS, make_reward
 
-
 DOCS = Path(__file__).parent.parent / "docs" / "environment.md"
 
 

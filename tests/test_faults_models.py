@@ -30,6 +30,7 @@ from fault_helpers import (
     play,
     prompts,
     run,
+    runner,
     target,
 )
 from torch import Tensor
@@ -157,7 +158,7 @@ def test_T11_sliding_windows_far_beyond_the_window(name: str, attention: str) ->
     mixed = run(decoder(model, wrong), prompt, 5, n=60)
     assert mixed.tokens == want and 0 < (mixed.totals.acceptance_rate or 0) < 1
     batch, outcomes = play(
-        Engine(ModelRunner(model), [ModelDrafter(ModelRunner(model))]),
+        Engine(runner(model), [ModelDrafter(runner(model))]),
         [Request(tuple(prompt), 40), Request((1,), 40), Request(tuple(repetitive(20)), 40)],
         lambda r, b: Action("model", 5 - b),
     )
@@ -452,7 +453,7 @@ def test_T09_one_token_prompts_and_cache_lengths() -> None:
     machine = decoder(draft=noisy())
     engine = machine.engine
     accepted = 0.0
-    for prompt in ([10], *prompts(12, low=1, high=12, seed=9)):
+    for prompt in ([10], *prompts(8, low=1, high=12, seed=9)):
         want = generate(target(), prompt, 40)
         batch, timer = engine.start([Request(tuple(prompt), 40)]), PhaseTimer(engine.device)
         drafter: Any = engine.drafters["model"]
@@ -463,7 +464,7 @@ def test_T09_one_token_prompts_and_cache_lengths() -> None:
             assert batch.ids[0, : row.length].tolist() == row.tokens
             assert drafter._fed[0] <= row.length - 1
         assert new_tokens(batch) == [want]
-    assert accepted > 50
+    assert accepted > 30
 
 
 # -- configuration and the cache interface ----------------------------------------------------------------------------
@@ -498,11 +499,11 @@ def test_T14_configs_of_both_models_are_left_as_found() -> None:
 def test_T19_rollback_to_any_length(name: str, keep: int) -> None:
     """After going back to `keep` of 9 tokens, other tokens give the logits of a fresh forward."""
     model = family(name, "sdpa")
-    runner = ModelRunner(model)
-    kv = runner.new_cache(1, 16)
+    machine = runner(model)
+    kv = machine.new_cache(1, 16)
     old, new = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]]), torch.tensor([[33, 34, 35]])
-    runner.forward(kv, old, torch.arange(9)[None])
-    logits = runner.forward(kv, new, torch.arange(keep, keep + 3)[None])
+    machine.forward(kv, old, torch.arange(9)[None])
+    logits = machine.forward(kv, new, torch.arange(keep, keep + 3)[None])
     with torch.inference_mode():
         want = model(input_ids=torch.cat([old[:, :keep], new], 1), use_cache=False).logits[:, -3:]
     assert torch.allclose(logits, want, atol=1e-9)
@@ -523,18 +524,18 @@ def test_T19_one_shim_for_the_name_of_the_cache_argument() -> None:
 @contextmanager
 def widths(machine: Any) -> Iterator[list[int]]:
     """Query lengths of the target's forwards."""
-    runner, seen = machine.engine.target, []
-    forward = runner.forward
+    model, seen = machine.engine.target, []
+    forward = model.forward
 
     def spy(kv: Any, tokens: Tensor, positions: Tensor, keep: int = 0) -> Tensor:
         seen.append(tokens.shape[1])
         return forward(kv, tokens, positions, keep)
 
-    runner.forward = spy
+    model.forward = spy
     try:
         yield seen
     finally:
-        runner.forward = forward
+        model.forward = forward
 
 
 def test_T18_one_shape_for_every_k() -> None:
@@ -605,7 +606,6 @@ def tagged(where: torch.device, draft: torch.device, **options: Any) -> Engine:
 
 
 SAMPLING: list[dict[str, Any]] = [
-    {},
     {"min_new_tokens": 6, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "logit_bias": {5: 1.0}},
     {"mode": "gumbel", "temperature": 0.8, "top_k": 20, "min_p": 0.01, "min_new_tokens": 6},
     {"mode": "rejection", "temperature": 0.8, "top_p": 0.9, "prefix_allowed_tokens_fn": lambda b, ids: list(range(70))},
@@ -613,12 +613,13 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize(
-    ("where", "draft"), [(OTHER, HOST), (HOST, OTHER), (OTHER, OTHER)], ids=["gpu-cpu", "cpu-gpu", "gpu-gpu"]
+    ("where", "draft", "lazy"),
+    [(OTHER, HOST, False), (HOST, OTHER, True), (OTHER, OTHER, True), (OTHER, OTHER, False)],
+    ids=["gpu-cpu", "cpu-gpu", "gpu-gpu-lazy", "gpu-gpu"],
 )
 def test_T08_every_tensor_is_moved_at_the_border(where: torch.device, draft: torch.device, lazy: bool) -> None:
-    requests = [Request((53, 18, 24), 14, seed=1), Request((7, 8, 9, 7, 8, 9, 7), 14, seed=2)]
+    requests = [Request((53, 18, 24), 10, seed=1), Request((7, 8, 9, 7, 8, 9, 7), 12, seed=2)]
 
     def choose(round_: int, b: int) -> Action:
         return (Action("model", 4), Action("ngram", 3), ROLLBACK)[(round_ + b) % 3]
@@ -635,7 +636,7 @@ def test_T08_every_tensor_is_moved_at_the_border(where: torch.device, draft: tor
             engine.peek(engine.start(asked[:1]), [0])
         assert new_tokens(batch) == want and new_tokens(alone) == want[:1]
         accepted += sum(o.accepted for row in outcomes for o in row)
-    assert accepted > 20
+    assert accepted > 10
 
 
 def test_T08_a_tensor_left_behind_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

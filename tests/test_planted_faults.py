@@ -20,6 +20,7 @@ from assc import engine as rounds
 from assc import verify as rule
 from assc.batch import Batch
 from assc.drafters.model import ModelDrafter
+from assc.kv import ModelRunner
 from assc.sampling import Noise
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -28,6 +29,8 @@ CHECKS: dict[str, tuple[Callable[[], Any], str]] = {
     "distribution": (check_distribution, "total variation"),
     "distribution, vectorised": (lambda: check_distribution(lazy=False), "total variation"),
     "distribution, one-hot": (lambda: check_distribution("argmax", "plain"), "total variation"),
+    "distribution, few tokens": (lambda: check_distribution("few", "plain"), "total variation"),
+    "distribution, few tokens, vectorised": (lambda: check_distribution("few", "plain", lazy=False), "total variation"),
     "greedy text": (check_exact_text, "not the plain one"),
     "greedy text, vectorised": (lambda: check_exact_text(lazy=False), "not the plain one"),
     "gumbel text": (lambda: check_exact_text("gumbel"), "not the plain one"),
@@ -143,17 +146,12 @@ def draft_takes_its_argmax_and_reports_q(patch: pytest.MonkeyPatch) -> None:
 # -- the noise ------------------------------------------------------------------------------------------------------
 
 
-@fault("distribution", "distribution, vectorised")
+@fault("distribution, few tokens", "distribution, few tokens, vectorised")
 def gumbel_noise_of_the_target_judged_by_p_over_q(patch: pytest.MonkeyPatch) -> None:
     """The coupled noise of gumbel mode, fed to draft and residual of rejection mode."""
     key = Noise.key
-    patch.setattr(
-        Noise,
-        "key",
-        lambda self, stream, position, salt=0: (
-            key(self, "accept", position, salt) if stream == "accept" else key(self, "target", position)
-        ),
-    )
+    shared = {"accept": "accept", "draft": "target", "residual": "target"}
+    patch.setattr(Noise, "key", lambda self, stream, position, salt=0: key(self, shared[stream], position))
 
 
 @fault("distribution")
@@ -203,9 +201,6 @@ def positions_after_the_first_rejection_count(patch: pytest.MonkeyPatch) -> None
 
 @fault("greedy text", "gumbel text", "distribution")
 def one_token_too_many_is_committed(patch: pytest.MonkeyPatch) -> None:
-    def to_host(accepted: Any, tokens: torch.Tensor, drafted: int) -> list[int]:
-        return [int(t) for t in tokens[: int(accepted) + 1].tolist()] + [0] * (int(accepted) < drafted)
-
     inner = rounds.Engine._commit
 
     def commit(self: Any, batch: Any, b: int, tokens: list[int], logits: Any, proposal: Any) -> Any:
@@ -220,11 +215,8 @@ def one_token_too_many_is_committed(patch: pytest.MonkeyPatch) -> None:
 def processors_see_the_prefix_of_the_block_start(patch: pytest.MonkeyPatch) -> None:
     """V03: position j of the block must be penalised with the j drafted tokens before it."""
     judge = rule._verify_lazy
-    patch.setattr(
-        rule,
-        "_verify_lazy",
-        lambda context, *rest: judge(replace(context, prefix=context.prefix[:, : context.length]), *rest),
-    )
+    cut = lambda context: replace(context, prefix=context.prefix[:, : context.length])  # noqa: E731
+    patch.setattr(rule, "_verify_lazy", lambda context, *rest: judge(cut(context), *rest))
 
 
 @fault("greedy text", "gumbel text")
@@ -241,6 +233,8 @@ def draft_tokens_are_never_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def _committed(patch: pytest.MonkeyPatch, length: Callable[[int, int], int]) -> None:
+    """Let `length(slots written, committed tokens)` say what the draft's buffer holds after a round."""
+
     def committed(self: Any, batch: Batch) -> None:
         self._fed = [length(fed, row.length) for fed, row in zip(self._fed_draft, batch.rows, strict=True)]
         self._reset_round(batch)
@@ -285,22 +279,13 @@ def target_attends_to_the_stale_tail(patch: pytest.MonkeyPatch) -> None:
 @fault("full acceptance")
 def draft_attends_to_the_stale_tail(patch: pytest.MonkeyPatch) -> None:
     """Output right, acceptance lower (T21, V19): only the draft's mask is broken."""
-    forward = type(target_runner()).forward
-    target = target_runner()
+    init = ModelDrafter.__init__
 
-    def broken(self: Any, cache: Any, tokens: Any, positions: Any, keep: int = 0) -> Any:
-        if cache not in drafting:
-            return forward(self, cache, tokens, positions, keep)
-        hidden, self._hidden = self._hidden, torch.zeros((), dtype=torch.float64)
-        try:
-            return forward(self, cache, tokens, positions, keep)
-        finally:
-            self._hidden = hidden
+    def blind(self: Any, runner: ModelRunner, name: str) -> None:
+        init(self, ModelRunner(runner.model, probe=False), name)
+        self.runner._hidden = torch.zeros((), dtype=torch.float64)
 
-    drafting: list[Any] = []
-    begin = ModelDrafter.begin
-    patch.setattr(ModelDrafter, "begin", lambda self, batch: (begin(self, batch), drafting.append(self._kv))[0])
-    patch.setattr(type(target), "forward", broken)
+    patch.setattr(ModelDrafter, "__init__", blind)
 
 
 @pytest.mark.parametrize(("name", "check", "plant"), FAULTS, ids=[f"{name}-{check}" for name, check, _ in FAULTS])

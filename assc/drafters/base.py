@@ -68,6 +68,10 @@ class Drafter(ABC):
         """Run the first draft forward of `rows` ahead of the decision; `propose` then continues from it."""
         return {}
 
+    def work(self, row: int) -> tuple[int, int]:
+        """What this round cost `row` so far: forwards, and committed tokens fed besides the usual one."""
+        return 0, 0
+
     def committed(self, batch: Batch) -> None:  # noqa: B027 - doing nothing is right for a stateless drafter
         """The round is over and `batch` holds the new lengths: drop what belongs to rejected tokens."""
 

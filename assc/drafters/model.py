@@ -155,6 +155,10 @@ class ModelDrafter(Drafter):
         ids = ids.to(self.runner.device).clamp(max=self.runner.vocab_size - 1)
         return self.runner.forward(self._kv, ids, positions.to(self.runner.device))
 
+    def work(self, row: int) -> tuple[int, int]:
+        steps, catch_up = self._work[row]
+        return steps, catch_up
+
     def committed(self, batch: Batch) -> None:
         # Everything fed up to the last committed token is right except that token itself: a correction or bonus
         # is never in the buffer, so the valid part ends at length - 1.
