@@ -190,7 +190,7 @@ class Noise:
     """
 
     def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        self.seed = seed
+        self.seed = int(seed)  # a numpy integer would overflow below
         self._ids = torch.arange(vocab_size, device=device) * _signed(_GOLDEN)
         self._cached: dict[int, Tensor] = {}
 

@@ -65,7 +65,8 @@ class Stopper:
     """EOS ids, stop strings and custom criteria of one request.
 
     `check` must see every committed token once, in order. Of several stop strings the one that completes first in
-    the text wins; `matched` then names it and `text` ends with it.
+    the text wins; `matched` then names it and `text` ends with it, unless it is a special token, which stops too but
+    is no part of the text.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Stopper:
         self.criteria = tuple(criteria)
         self.matched: str | None = None
         self._text = IncrementalText(tokenizer) if stop else None
+        added = tokenizer.get_added_vocab() if stop and hasattr(tokenizer, "get_added_vocab") else {}
+        self._special = {added[s]: s for s in stop if s in added}
 
     @property
     def text(self) -> str | None:
@@ -101,6 +104,9 @@ class Stopper:
             if ends:
                 end, self.matched = min(ends)
                 self._text.text = self._text.text[:end]
+                return "stop"
+            if token in self._special:  # special tokens have no place in the text
+                self.matched = self._special[token]
                 return "stop"
         if token in self.eos_ids:
             return "eos"

@@ -33,18 +33,23 @@ from fault_helpers import (
     runner,
     target,
 )
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
+from transformers import PreTrainedTokenizerFast
 
 import assc
 from assc.core import ROLLBACK, Action, Request
+from assc.decoder import SpeculativeDecoder
 from assc.drafters.model import ModelDrafter
 from assc.engine import Engine
-from assc.errors import RequestError, UnsupportedModelError
+from assc.errors import PairError, RequestError, UnsupportedModelError
 from assc.kv import ModelRunner
+from assc.pairs import make_pair
 from assc.timing import PhaseTimer
-from assc.tiny import tiny_draft, tiny_target
+from assc.tiny import tiny_draft, tiny_target, tiny_tokenizer
 
 PROMPT = [53, 18, 24, 26, 50]
 
@@ -326,6 +331,21 @@ def test_T06_padded_vocabularies_share_their_overlap(wide: int, narrow: int) -> 
             assert mode == "rejection" or sampled.tokens == run(decoder(model, draft), prompt, 0, **options).tokens
             assert mean_accepted(sampled) > 0 and all(t < wide for t in sampled.tokens)
     assert max(accepted) > 1
+
+
+def test_T07_a_draft_with_another_tokenizer_is_refused() -> None:
+    """Cross-tokenizer drafts are not offered: refused by name, and lossless when forced all the same."""
+    mine, other = (
+        tiny_tokenizer(),
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"b": 2, "a": 3}, "a"))),
+    )
+    with pytest.raises(PairError, match="tokenizers of target and draft 'model' differ at id 2"):
+        make_pair("mixed", target(), mine, {"model": noisy()}, draft_tokenizers={"model": other})
+    pair = make_pair(
+        "mixed", target(), mine, {"model": noisy()}, draft_tokenizers={"model": other}, force_tokenizer=True
+    )
+    machine = SpeculativeDecoder.from_pair(pair, policy=Schedule(4))
+    assert run(machine, PROMPT, 4, eos_ids=()).tokens == generate(target(), PROMPT)
 
 
 def test_T06_nothing_is_proposed_that_one_of_the_two_lacks() -> None:

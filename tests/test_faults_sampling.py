@@ -260,6 +260,9 @@ def test_V01_the_seed_decides_and_the_global_generators_do_not(mode: Any) -> Non
     assert [r.drafted for r in first.episode.rounds] == [r.drafted for r in again.episode.rounds]
     others = {run(machine, PROMPT, 5, seed=s, **options).tokens for s in range(5)}
     assert len(others) == 5 and first.tokens not in others
+    assert run(machine, PROMPT, 5, seed=np.int64(7), **options).tokens == first.tokens
+    far = [run(machine, PROMPT, 5, seed=s, **options).tokens for s in (-1, 2**64 - 2, 2**63, 10**30)]
+    assert len(set(far)) == 4
 
 
 def test_V01_gumbel_text_depends_on_the_seed_alone() -> None:

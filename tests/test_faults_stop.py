@@ -104,6 +104,18 @@ def test_T04_a_stop_string_of_the_prompt_does_not_stop() -> None:
     assert run(decoder(tokenizer=tokenizer), PROMPT, stop=stop).tokens == greedy(24)
 
 
+def test_T04_a_special_token_is_a_stop_string_too() -> None:
+    """It never shows in the text, which leaves special tokens out."""
+    tokenizer: Any = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [texts()[5]]})
+    assert tokenizer.decode([greedy()[5]], skip_special_tokens=True) == ""
+    result = run(decoder(tokenizer=tokenizer), PROMPT, stop=["<eos>", texts()[5], texts()[7]])
+    assert result.tokens == greedy()[:6] and result.matched_stop == texts()[5] and mean_accepted(result) > 0
+    assert result.finish == "stop" and result.text == "".join(texts()[:5])
+    chunks = decoder(tokenizer=tokenizer).stream(PROMPT, policy=Schedule(3), stop=texts()[5])
+    assert "".join(c.text for c in chunks) == result.text
+
+
 @pytest.mark.parametrize("at", range(1, 12))
 def test_T04_custom_criteria_cut_inside_a_block(at: int) -> None:
     """Oracle: plain `generate`; transformers' own assisted path misses criteria in mid-block."""

@@ -56,9 +56,5 @@ def test_an_id_can_be_run_by_its_name() -> None:
     """`pytest -k T03` finds something for every line that names tests."""
     for name, _, rest in lines():
         tests = re.findall(r"`(test_\w+)`", rest)
-        if tests and name not in WITHOUT_OWN_NAME:
+        if tests:
             assert any(f"_{name.lower()}_" in f"_{test.lower()}_" for test in tests), f"no test is named after {name}"
-
-
-WITHOUT_OWN_NAME = {"T07"}
-"""refused together with T06"""
