@@ -99,6 +99,20 @@ def test_equals_plain_decoding_when_drafts_are_right_for_a_random_while(mode: st
     assert {r.accepted for p in played for r in p.rounds} >= {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variant", range(len(VERIFY)))
+def test_t03_an_end_token_inside_an_accepted_block_cuts_it(mode: str, variant: int) -> None:
+    """Invariant 4 there: accepted == emitted, since neither correction nor bonus was committed."""
+    r = request(12, mode)
+    text = oracle_all([r])[0]
+    for end in (1, 3, 6):
+        engine = make_engine(make_drafter("perfect"), eos_ids=(text[end],), **VERIFY[variant])
+        (played,) = play(engine, [r], [schedule_of("16")])
+        expected = text[: text.index(text[end]) + 1]
+        assert played.tokens == expected
+        assert [(x.drafted, x.accepted) for x in played.rounds] == [(played.rounds[0].drafted, len(expected))]
+
+
 # -- batches -----------------------------------------------------------------------------------------------------
 
 

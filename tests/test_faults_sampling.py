@@ -241,6 +241,23 @@ def test_E02_residual_of_one_hot_and_of_a_full_draft(lazy: bool) -> None:
         assert counts.sum() > 100 and p_value(counts, want / want.sum()) > FALSE_ALARM
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_T01_draws_of_draft_and_residual_are_independent(lazy: bool) -> None:
+    """Noise of one stream for both would favour residual tokens that the draft finds unlikely."""
+    params = SamplingParams(mode="rejection", temperature=1.0)
+    p = torch.tensor([0.3, 0.45, 0.2, 0.05], dtype=torch.float64)
+    q = torch.tensor([0.01, 0.3, 0.64, 0.05], dtype=torch.float64)
+    counts, rejected = torch.zeros(4, dtype=torch.float64), 0
+    for seed in range(2000):
+        c = context(params, seed)
+        assert c.noise is not None
+        drafted = (q.log() + c.noise.gumbel("draft", c.length, c.salt)).argmax()
+        got, tokens = verify(c, p.log().expand(2, -1), drafted[None], q[None], lazy=lazy)
+        counts[int(tokens[0])] += 1
+        rejected += int(got) == 0
+    assert rejected > 500 and p_value(counts, p) > FALSE_ALARM
+
+
 # -- seeds ------------------------------------------------------------------------------------------------------------
 
 
