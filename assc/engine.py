@@ -115,6 +115,8 @@ class Engine:
         stop: Sequence[str] = extras.pop("stop", ())
         want_logprobs = extras.pop("logprobs", False)
         params = _params(dict(request.sampling))
+        if not all(0 <= t < vocab for t in params.logit_bias):
+            raise RequestError(f"logit_bias names token ids outside the target's vocabulary 0..{vocab - 1}")
         chain = LogitsChain.build(
             params, prompt_length=len(request.prompt_ids), eos_ids=eos_ids, device=self.target.device
         )

@@ -99,9 +99,10 @@ class LogitsChain:
         """The chain of one request."""
         chain: list[Any] = []
         if params.logit_bias:
-            chain.append(lp.SequenceBiasLogitsProcessor([[[int(t)], float(b)] for t, b in params.logit_bias.items()]))
+            bias = {(int(t),): float(b) for t, b in params.logit_bias.items()}  # as a list, 5.17 refuses token 0
+            chain.append(lp.SequenceBiasLogitsProcessor(bias))
         if params.repetition_penalty != 1.0:
-            chain.append(lp.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+            chain.append(lp.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
         if params.no_repeat_ngram_size:
             chain.append(lp.NoRepeatNGramLogitsProcessor(params.no_repeat_ngram_size))
         if params.min_new_tokens and eos_ids:
@@ -115,7 +116,7 @@ class LogitsChain:
         chain.extend(params.processors)
         if not params.greedy:
             if params.temperature != 1.0:
-                chain.append(lp.TemperatureLogitsWarper(params.temperature))
+                chain.append(lp.TemperatureLogitsWarper(float(params.temperature)))
             if params.top_k:
                 chain.append(lp.TopKLogitsWarper(params.top_k))
             if params.top_p < 1.0:

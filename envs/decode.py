@@ -43,7 +43,7 @@ class SpecDecodeEnv(gym.Env[NDArray[np.float32], int]):
     | 1 … n-1 | draft K tokens with a drafter, as listed in the table          |
 
     `step` takes an int, a numpy integer or an integer array of one element; floats, bools and indices out of range
-    raise `ValueError`. A K above what is left of the budget is legal and cut by the backend (`info["drafted"]`).
+    raise `ValueError`. A K above what is left of the budget is legal and cut to it (`info["planned"]`).
 
     ## Observation Space
 

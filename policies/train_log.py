@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,8 @@ class _TensorBoard(TensorBoardOutputFormat):
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
         purge = None if resumed_at is None else resumed_at + 1
+        if any(f".tfevents.{int(time.time())}." in path.name for path in folder.glob("events.out.*")):
+            time.sleep(1.0)  # files are read in the order of their names, which begin with the second
         self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge)
         self._is_closed = False
         self._before = -1 if resumed_at is None else resumed_at

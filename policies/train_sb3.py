@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from assc.errors import ArtefactError
@@ -28,9 +27,6 @@ GAMMA = 0.1
 policies of 3,072 rounds reached 1.82x (modelled) with 0.1 or less, 1.80x with 0.5, 1.74x with 0.9, 1.64x with 0.97"""
 RHO_MEMORY = 0.8
 """share of the older sums that each update of ρ keeps"""
-VARIANCE_FLOOR = 1e-2
-"""added to the variance of every observation field: one that never moved in training (c, temperature) would otherwise
-throw the deployed network off its range when it differs in the third digit"""
 REPORT_ROUNDS = 64
 """fewest rounds that one point of our scalars is pooled over"""
 
@@ -84,7 +80,10 @@ class Sb3Run:
     ) -> None:
         self.config, self.env, self.log = config, env, log
         self.monitor = Monitor(env)
-        self.venv = VecNormalize(DummyVecEnv([lambda: self.monitor]), gamma=GAMMA, epsilon=VARIANCE_FLOOR)
+        # Observations are bounded by design and stay as they are. Scaled by their statistics, the first rounds of a
+        # request (no history: -1 everywhere) lie far out and learn the opposite of the rest, and a field that never
+        # moved in training (c) throws the network off its range when it differs later.
+        self.venv = VecNormalize(DummyVecEnv([lambda: self.monitor]), norm_obs=False, gamma=GAMMA)
         self.rho_sums = [0.0, 0.0]
         self.rollout = rollout_rounds(config, checkpoint)
         if checkpoint is None:
@@ -123,12 +122,11 @@ class Sb3Run:
         """The state at a rollout's start: what happens from here depends on nothing else."""
         buffer = io.BytesIO()
         self.model.save(buffer)
-        obs, returns = cast(RunningMeanStd, self.venv.obs_rms), self.venv.ret_rms
+        returns = self.venv.ret_rms
         state = {
             "env": self.env.state_dict(),
             "monitor": {"rewards": [float(r) for r in self.monitor.rewards], "needs_reset": self.monitor.needs_reset},
             "normalise": {
-                "obs": [obs.mean.tolist(), obs.var.tolist(), float(obs.count)],
                 "returns": [float(returns.mean), float(returns.var), float(returns.count)],
                 "running": self.venv.returns.tolist(),
             },
@@ -164,9 +162,6 @@ class Sb3Run:
                 getattr(stored, name)[: len(array)] = array
         state = checkpoint.state
         normalise, returns = state["normalise"], self.venv.ret_rms
-        obs = cast(RunningMeanStd, self.venv.obs_rms)
-        mean, var, obs.count = normalise["obs"]
-        obs.mean, obs.var = np.array(mean, dtype=np.float64), np.array(var, dtype=np.float64)
         mean, var, returns.count = normalise["returns"]
         returns.mean, returns.var = np.array(mean, dtype=np.float64), np.array(var, dtype=np.float64)
         self.venv.returns = np.array(normalise["running"], dtype=np.float64)

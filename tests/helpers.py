@@ -170,6 +170,8 @@ def play(
             assert 0 <= outcome.accepted <= outcome.drafted <= ks[b]
             assert len(outcome.tokens) >= 1 and len(outcome.tokens) - outcome.accepted in (0, 1)
             assert batch.rows[b].length == before[b] + len(outcome.tokens)
+            if (noise := batch.rows[b].noise) is not None:  # memory: noise of committed positions is dropped
+                assert all(position >= batch.rows[b].length for position in noise._cached)
             rows[b].planned.append(ks[b])
             rows[b].rounds.append(outcome)
         if each_round is not None:

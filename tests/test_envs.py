@@ -224,11 +224,14 @@ def test_info_holds_the_record_and_the_totals_at_the_end() -> None:
 
 
 def test_b13_the_last_vector_of_an_episode_knows_the_last_round() -> None:
-    env = fake_env()
-    last = play(env, [3])[-1]
-    names = env.featurizer.names
-    assert last[0][names.index("remaining")] == 0
-    assert last[0][names.index("history_k[0]")] == 1.0  # K = 3 of what could be played
+    names = fake_env().featurizer.names
+    planned = []
+    for tokens in range(4, 24):  # some budgets end on a drafted round, some on a rollback
+        last = play(fake_env(tokens=tokens), [3])[-1]
+        planned.append(last[4]["planned"])
+        assert last[0][names.index("remaining")] == 0
+        assert last[0][names.index("history_k[0]")] == (1.0 if planned[-1] else 0.0)  # all that could be played
+    assert 0 in planned and max(planned) > 0
 
 
 def record(emitted: int, seconds: float) -> RoundRecord:

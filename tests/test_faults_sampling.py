@@ -40,6 +40,7 @@ import assc.verify
 from assc.core import Action, Request
 from assc.drafters.model import ModelDrafter
 from assc.engine import Engine
+from assc.errors import RequestError
 from assc.sampling import LogitsChain, Noise, SamplingParams, widen
 from assc.tiny import tiny_draft, tiny_target
 from assc.verify import VerifyContext, accepts, residual, verify
@@ -319,6 +320,19 @@ def test_L02_a_tiny_temperature_is_safe(mode: Any) -> None:
             assert mean_accepted(result) > 1
 
 
+def test_L02_whole_numbers_are_numbers() -> None:
+    """transformers' processors refuse an int where they want a float."""
+    machine = decoder(draft=noisy())
+    for whole, real in (
+        ({"temperature": 2}, {"temperature": 2.0}),
+        ({"temperature": 1, "min_p": 0}, {"temperature": 1.0}),
+    ):
+        options: dict[str, Any] = {"mode": "gumbel", "seed": 4}
+        assert run(machine, PROMPT, **whole, **options).tokens == run(machine, PROMPT, **real, **options).tokens
+    assert run(machine, PROMPT, repetition_penalty=2).tokens == generate(target(), PROMPT, repetition_penalty=2.0)
+    assert run(machine, PROMPT, temperature=0, top_p=1).tokens == generate(target(), PROMPT)
+
+
 # -- processors with the right prefix ---------------------------------------------------------------------------------
 
 
@@ -403,6 +417,10 @@ def test_V04_bias_reaches_every_position() -> None:
     greedy = run(machine, PROMPT, 5, logit_bias={never: -100.0})
     want = generate(target(), PROMPT, sequence_bias=[[[never], -100.0]])
     assert greedy.tokens == want and never not in want and mean_accepted(greedy) > 0
+    assert set(run(machine, PROMPT, 5, logit_bias={0: 1000}).tokens) == {0}
+    for outside in (-1, 98):
+        with pytest.raises(RequestError, match=r"logit_bias names token ids outside .* 0\.\.97"):
+            run(machine, PROMPT, 5, logit_bias={outside: 1.0})
 
 
 class Budget(LogitsProcessor):
