@@ -99,7 +99,8 @@ class LogitsChain:
         """The chain of one request."""
         chain: list[Any] = []
         if params.logit_bias:
-            bias = {(int(t),): float(b) for t, b in params.logit_bias.items()}  # as a list, 5.17 refuses token 0
+            # as a list of lists, transformers 5.17 refuses token 0
+            bias: Any = {(int(t),): float(b) for t, b in params.logit_bias.items()}
             chain.append(lp.SequenceBiasLogitsProcessor(bias))
         if params.repetition_penalty != 1.0:
             chain.append(lp.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
