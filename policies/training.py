@@ -40,7 +40,10 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         say(f"Loading {config.target or config.pair} and workload {config.workload} ({config.time_source} seconds) …")
         problem = live_problem(config, tune_requests=TUNE_REQUESTS if config.eval_requests else 0)
     if checkpoint is None:
-        run_dir.mkdir(parents=True)
+        try:
+            run_dir.mkdir(parents=True)
+        except OSError as error:
+            raise RequestError(f"the run directory {run_dir} cannot be made ({error.strerror})") from None
         write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
