@@ -10,6 +10,12 @@ from assc.cli import UsageError, run_cli
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("assc.doctor", "what this machine can run: device, dtype, versions, model pairs"),
+    "record": ("assc.record", "record by position what every drafter would propose"),
+    "trace": ("assc.trace_cli", "describe, convert and import traces"),
+    "calibrate": ("assc.calibrate_cli", "fit and check the cost model of a pair on this machine"),
+    "roofline": ("assc.roofline", "computed costs of pairs and machines that are not at hand"),
+    "distill": ("assc.distill.command", "make a draft for a target out of what the target writes"),
+    "draft-card": ("assc.distill.card", "measure a draft on held-out prompts and write its model card"),
 }
 """command -> module, one line of help; modules are imported only when their command is called"""
 

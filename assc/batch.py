@@ -67,10 +67,17 @@ class Batch:
     kv: StaticKV
     ids: Tensor
     device: torch.device
+    hidden: Tensor | None = None
+    """the target's final hidden states [B, C, H] at the positions it was fed, if a drafter needs them"""
 
     @property
     def size(self) -> int:
         return len(self.rows)
+
+    def keep_hidden(self, positions: Tensor, states: Tensor) -> None:
+        """Store `states` [B, Q, H] at `positions` [B, Q]."""
+        assert self.hidden is not None
+        self.hidden.scatter_(1, positions[..., None].expand_as(states), states)
 
     def positions(self, starts: Sequence[int], width: int) -> Tensor:
         """Positions [B, width] from `starts` on; those past the buffer become its last slot, which nobody reads."""

@@ -1,8 +1,11 @@
 """What a round costs, as a function of its shape: the deterministic clock of modelled time.
 
-    seconds = target_fixed + target_per_token · (drafted + 1) + target_per_kv · committed
-            + draft_fixed · drafted-forwards + draft_per_catch_up · tokens caught up     (per drafter)
+    seconds = target_fixed + target_per_token · (drafted + 1) + target_per_kv · kv + per_emitted · emitted
+            + per_call + per_step · draft forwards + per_catch_up · tokens caught up     (of the drafter that ran)
             + overhead
+
+`kv` counts committed tokens, or, with `static_kv`, the slots of the decoder's buffers: they have one length per request
+and attention reads all of it.
 
 Coefficients are fitted by non-negative least squares to measured rounds of the pair at hand (`assc.calibrate`).
 """
@@ -21,9 +24,11 @@ class DrafterCost:
     """Seconds of one drafter."""
 
     per_step: float
-    """one forward (or lookup)"""
+    """one forward"""
     per_catch_up: float = 0.0
     """one committed token fed besides the usual one"""
+    per_call: float = 0.0
+    """each time it is asked at all, for a proposal or a peek; the whole cost of a lookup"""
 
 
 @dataclass(frozen=True)
@@ -34,37 +39,55 @@ class CostModel:
     target_per_token: float = 0.0
     """per token in the verified block, the last committed one included"""
     target_per_kv: float = 0.0
-    """per committed token in the buffers"""
+    """per slot of the buffers (`static_kv`) or per committed token"""
     drafters: Mapping[str, DrafterCost] = field(default_factory=dict)
     overhead: float = 0.0
+    per_emitted: float = 0.0
+    """judging and committing one token (sampling noise, processors); the same for every policy over one text"""
     label: str = "modelled"
+    static_kv: bool = False
+    """attention reads the whole buffer, whatever is committed (the decoder of this package; `calibrate` sets it)"""
+    kv_reference: int = 0
+    """slots or tokens at which `plain_step` and `cost_ratio` are told when the caller names none"""
 
     def __post_init__(self) -> None:
         if self.target_fixed <= 0:
             raise ValueError("a cost model needs target_fixed > 0 seconds")
 
-    def verify(self, drafted: int, kv: int) -> float:
-        """Seconds of one target forward over `drafted` + 1 tokens behind `kv` committed ones."""
-        return self.target_fixed + self.target_per_token * (drafted + 1) + self.target_per_kv * kv
+    def verify(self, drafted: int, kv: int, emitted: int = 1) -> float:
+        """Seconds of one target forward over `drafted` + 1 tokens behind `kv`, and of committing `emitted` tokens."""
+        forward = self.target_fixed + self.target_per_token * (drafted + 1) + self.target_per_kv * kv
+        return forward + self.per_emitted * emitted
+
+    def kv(self, committed: int, slots: int) -> int:
+        """What `target_per_kv` counts: `slots` of the buffers, or `committed` tokens."""
+        return slots if self.static_kv else committed
 
     def draft(self, drafter: str, steps: int, catch_up: int = 0) -> float:
-        """Seconds of `steps` draft forwards, of which the first also feeds `catch_up` tokens."""
+        """Seconds of one call: `steps` draft forwards, of which the first also feeds `catch_up` tokens."""
         if drafter not in self.drafters:
             raise KeyError(f"the cost model has no drafter {drafter!r}, only {sorted(self.drafters)}")
         cost = self.drafters[drafter]
-        return cost.per_step * steps + cost.per_catch_up * catch_up
+        return cost.per_call + cost.per_step * steps + cost.per_catch_up * catch_up
 
-    def plain_step(self, kv: int = 0) -> float:
+    def plain_step(self, kv: int | None = None) -> float:
         """Seconds of one plain round."""
-        return self.verify(0, kv) + self.overhead
+        return self.verify(0, self.kv_reference if kv is None else kv) + self.overhead
 
-    def cost_ratio(self, drafter: str, kv: int = 0) -> float:
-        """c: one draft step / one target step."""
-        return self.drafters[drafter].per_step / self.verify(0, kv) if drafter in self.drafters else 0.0
+    def cost_ratio(self, drafter: str, kv: int | None = None) -> float:
+        """c: one draft step (a call, where a call has no steps) / one target step."""
+        if drafter not in self.drafters:
+            return 0.0
+        cost = self.drafters[drafter]
+        return (cost.per_step or cost.per_call) / self.verify(0, self.kv_reference if kv is None else kv)
 
     def price(self, record: RoundRecord, kv: int, draft_seconds: float | None = None) -> RoundRecord:
-        """The same round with modelled phase times; the policy's own measured time is left out."""
-        verify = self.verify(record.drafted, kv)
+        """The same round with modelled phase times; the policy's own measured time is left out.
+
+        `draft_seconds` replaces what the record's own drafter, steps and catch-up would cost (a peek of another
+        drafter is not visible in them).
+        """
+        verify = self.verify(record.drafted, kv, record.emitted)
         if draft_seconds is None:
             name = record.action.drafter
             draft_seconds = self.draft(name, record.draft_steps, record.catch_up) if name is not None else 0.0

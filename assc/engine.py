@@ -56,6 +56,7 @@ class Engine:
             raise RequestError(f"two drafters share a name: {[d.name for d in drafters]}")
         self.target = target
         self.drafters: dict[str, Drafter] = {d.name: d for d in drafters}
+        self._hidden = any(d.needs_hidden for d in drafters)
         self.k_max = k_max
         self.eos_ids = tuple(eos_ids)
         self.tokenizer = tokenizer
@@ -78,7 +79,10 @@ class Engine:
         batch = Batch(rows, self.target.new_cache(len(rows), length), ids.to(self.device), self.device)
         # shorter rows write garbage behind their prompt, which later writes replace before anything reads it
         longest = max(row.length for row in rows) - 1
-        self.target.prefill(batch.kv, batch.ids[:, :longest])
+        if self._hidden:
+            shape = (len(rows), length, self.target.hidden_size)
+            batch.hidden = torch.zeros(shape, dtype=self.target.dtype, device=self.device)
+        self.target.prefill(batch.kv, batch.ids[:, :longest], keep_hidden=batch.keep_hidden if self._hidden else None)
         self._serve(batch)
         return batch
 
@@ -200,7 +204,10 @@ class Engine:
             behind = batch.positions([s + 1 for s in starts], width)
             batch.ids.scatter_(1, behind, drafted)
         ids, positions = batch.slices(starts, width + 1)
-        return self.target.forward(batch.kv, ids, positions)
+        logits = self.target.forward(batch.kv, ids, positions, hidden=self._hidden)
+        if self._hidden:
+            batch.keep_hidden(positions, self.target.last_hidden)
+        return logits
 
     def _judge(self, batch: Batch, b: int, logits: Tensor, proposal: Proposal) -> tuple[int | Tensor, Tensor]:
         row, k = batch.rows[b], proposal.lengths[b]

@@ -30,5 +30,9 @@ class UnsupportedModelError(PairError):
     """A model whose state the decoder cannot roll back, so its output could not be trusted."""
 
 
+class TraceError(AsscError):
+    """A trace that is missing, damaged, of another version, or cannot answer what was asked of it."""
+
+
 class ArtefactError(AsscError):
     """A saved policy that is damaged, of another version, or made for other spaces."""

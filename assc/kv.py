@@ -9,6 +9,8 @@ so the logits of a position do not either, not even in bf16 (measured per device
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from assc.errors import UnsupportedModelError
+
+KeepHidden = Callable[[Tensor, Tensor], None]
+"""takes positions [B, Q] and final hidden states [B, Q, H]"""
 
 BUCKET = 128
 """buffer lengths are multiples of this many slots"""
@@ -107,11 +112,14 @@ class ModelRunner:
         self.dtype: torch.dtype = model.dtype
         text_config = model.config.get_text_config()
         self.vocab_size = int(text_config.vocab_size)
+        self.hidden_size = int(text_config.hidden_size)
         self.max_positions: int | None = _learned_positions(model, text_config)
         self._windows = _attention_windows(model, text_config)
         parameters = inspect.signature(type(model).forward).parameters
         self._cache_name = _cache_parameter(model, parameters)
         self._keeps = "logits_to_keep" in parameters
+        self.last_hidden: Tensor = torch.empty(0)
+        """of the last forward that was asked for it"""
         self._visible = torch.zeros((), dtype=self.dtype, device=self.device)
         self._hidden = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
         if probe:
@@ -121,8 +129,13 @@ class ModelRunner:
         return StaticKV(rows, length)
 
     @torch.inference_mode()
-    def forward(self, cache: StaticKV, tokens: Tensor, positions: Tensor, keep: int = 0) -> Tensor:
-        """Feed `tokens` [B, Q] at `positions` [B, Q]; returns logits [B, keep or Q, V] in the model's dtype."""
+    def forward(
+        self, cache: StaticKV, tokens: Tensor, positions: Tensor, keep: int = 0, *, hidden: bool = False
+    ) -> Tensor:
+        """Feed `tokens` [B, Q] at `positions` [B, Q]; returns logits [B, keep or Q, V] in the model's dtype.
+
+        `hidden` leaves the final hidden states [B, Q, H], from which the head makes the logits, in `last_hidden`.
+        """
         cache.positions = positions
         arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if self.max_positions is not None and cache.length > self.max_positions:
@@ -130,21 +143,33 @@ class ModelRunner:
             positions = positions.clamp(max=self.max_positions - 1)
         if self._keeps:
             arguments["logits_to_keep"] = keep
-        output = self.model(
-            input_ids=tokens, attention_mask=self._mask(cache, cache.positions), position_ids=positions, **arguments
-        )
+        hook = self.model.base_model.register_forward_hook(self._remember) if hidden else nullcontext()
+        with hook:
+            output = self.model(
+                input_ids=tokens, attention_mask=self._mask(cache, cache.positions), position_ids=positions, **arguments
+            )
         logits: Tensor = output.logits
         return logits[:, -keep:] if keep and not self._keeps else logits
 
-    def prefill(self, cache: StaticKV, tokens: Tensor, start: int = 0) -> Tensor | None:
-        """Feed `tokens` [B, N] at positions start.., in chunks; returns the last logits [B, V], None for N = 0."""
+    def prefill(
+        self, cache: StaticKV, tokens: Tensor, start: int = 0, keep_hidden: KeepHidden | None = None
+    ) -> Tensor | None:
+        """Feed `tokens` [B, N] at positions start.., in chunks; returns the last logits [B, V], None for N = 0.
+
+        `keep_hidden` is called with the positions and final hidden states of each chunk.
+        """
         logits: Tensor | None = None
         for first in range(0, tokens.shape[1], PREFILL_CHUNK):
             part = tokens[:, first : first + PREFILL_CHUNK]
             offset = start + first
             positions = torch.arange(offset, offset + part.shape[1], device=self.device).expand(part.shape[0], -1)
-            logits = self.forward(cache, part, positions, keep=1)[:, -1]
+            logits = self.forward(cache, part, positions, keep=1, hidden=keep_hidden is not None)[:, -1]
+            if keep_hidden is not None:
+                keep_hidden(positions, self.last_hidden)
         return logits
+
+    def _remember(self, module: Any, inputs: Any, output: Any) -> None:
+        self.last_hidden = output[0]
 
     def _mask(self, cache: StaticKV, positions: Tensor) -> Any:
         """Additive masks [B, 1, Q, C]: slot s is visible to a query at position t iff t - window < s <= t."""

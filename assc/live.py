@@ -196,7 +196,8 @@ class LiveBackend:
             raise RuntimeError("the request has ended; call reset(request)")
         self.engine.check(action)
         row = batch.rows[0]
-        position, kv = row.new_tokens, row.length
+        position, length = row.new_tokens, row.length
+        asked = min(action.k, row.k_limit) > 0
         peeker = self.engine.peeker if self._peeked else None
         peek = (peeker.name, *peeker.work(0)) if peeker is not None else None
         start = self._clock()
@@ -210,8 +211,9 @@ class LiveBackend:
         target = self._confidence_of_target() if self._needs & _TARGET else None
         wall = self._observing + self._timer.now() - start + policy_seconds
         draft, verify = phases.get("draft", 0.0), phases.get("verify", 0.0)
-        work = [(action.drafter, outcome.draft_steps, outcome.catch_up)] if action.drafter is not None else []
-        if peek is not None and not (action.drafter == peek[0] and outcome.draft_steps):
+        drafter = action.drafter if asked else None
+        work = [(drafter, outcome.draft_steps, outcome.catch_up)] if drafter is not None else []
+        if peek is not None and drafter != peek[0]:
             work.append(peek)  # the round made no use of the peek, which is paid all the same
         record = RoundRecord(
             index=len(self._past),
@@ -235,7 +237,9 @@ class LiveBackend:
             reasons=reasons,
         )
         if self.time_source == "modelled" and self.cost_model is not None:
-            record = self.cost_model.price(record, kv, sum((self.cost_model.draft(*w) for w in work), 0.0))
+            costs = self.cost_model
+            kv = costs.kv(length, batch.kv.length)
+            record = costs.price(record, kv, sum((costs.draft(*w) for w in work), 0.0))
         self._past.append(record)
         self._peeked = {}
         self._observing = 0.0

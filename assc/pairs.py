@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from assc.catalogue import MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
 from assc.convert import quiet_transformers
 from assc.device import resolve_device, resolve_dtype
+from assc.drafters.net import is_net
 from assc.errors import PairError, RequestError, UnsupportedModelError
 from assc.sources import TINY, locate
 from assc.support import check_supported, check_tokenizers, vocabulary_rows
+
+HIDDEN_DRAFTER = "hidden"
+"""name of the drafter of a learned draft"""
 
 __all__ = ["MODEL_DRAFTER", "PAIRS", "LoadedPair", "PairSpec", "check_supported", "load_pair", "make_pair", "pair_spec"]
 
@@ -43,6 +47,8 @@ class LoadedPair:
     eos_token_ids: tuple[int, ...]
     licence: str = ""
     source: str = ""
+    learned: Mapping[str, Path] = field(default_factory=dict)
+    """folders of learned drafts (`python -m assc distill`) by drafter name"""
 
     def encode(self, prompt: str, *, chat: bool = True) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, or of the bare text if `chat` is off or none exists.
@@ -84,14 +90,17 @@ def load_pair(
     """Load a pair of the catalogue, or a custom one.
 
     `target` (directory, `.gguf` file or hub id) replaces the whole named pair; `draft` adds or replaces the draft
-    called `model`. `dtype="auto"` is `assc.device.default_dtype`, and float64 for the pair `tiny`. `threads` sets
-    torch's threads for the process. Raises `PairError`, or `UnsupportedModelError` for a model whose state cannot be
-    rolled back.
+    called `model`, or, when it is the folder of a learned draft, adds the drafter `hidden`. `dtype="auto"` is
+    `assc.device.default_dtype`, and float64 for the pair `tiny`. `threads` sets torch's threads for the process.
+    Raises `PairError`, or `UnsupportedModelError` for a model whose state cannot be rolled back.
     """
     if threads is not None:
         if threads < 1:
             raise PairError(f"threads is 1 or more, got {threads}")
         torch.set_num_threads(threads)
+    if draft is not None and is_net(Path(draft)):
+        loaded = load_pair(name, target=target, device=device, dtype=dtype, force_tokenizer=force_tokenizer)
+        return replace(loaded, name=f"{loaded.name}+{Path(draft).name}", learned={HIDDEN_DRAFTER: Path(draft)})
     spec = _resolve(name, target, draft)
     where = resolve_device(device)
     kind = torch.float64 if dtype == "auto" and spec.target.startswith(TINY) else resolve_dtype(dtype, where)

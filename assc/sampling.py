@@ -196,6 +196,12 @@ class Noise:
         self._ids = torch.arange(vocab_size, device=device) * _signed(_GOLDEN)
         self._cached: dict[int, Tensor] = {}
 
+    def of(self, token_ids: Tensor) -> Noise:
+        """The same noise for some of the tokens: entry i is the whole noise's entry `token_ids[i]`."""
+        part = copy.copy(self)
+        part._ids, part._cached = self._ids[token_ids], {}
+        return part
+
     def key(self, stream: str, position: int, salt: int = 0) -> int:
         value = _mix(self.seed + _GOLDEN)
         for part in (STREAMS[stream], position, salt):

@@ -15,9 +15,17 @@ LIVE_ID = "assc/SpecDecode-Live-v0"
 LIVE_MEASURED_ID = "assc/SpecDecode-LiveMeasured-v0"
 """live models, measured seconds"""
 
+REPLAY_ID = "assc/SpecDecode-Replay-v0"
+"""a recorded trace, modelled seconds"""
+
+MARKOV_ID = "assc/SpecDecode-Markov-v0"
+"""a synthetic source with hidden regimes, modelled seconds"""
+
 __all__ = [
     "LIVE_ID",
     "LIVE_MEASURED_ID",
+    "MARKOV_ID",
+    "REPLAY_ID",
     "REWARDS",
     "RequestSource",
     "SpecDecodeEnv",
@@ -37,6 +45,9 @@ def register_envs() -> None:
                 nondeterministic=time_source == "measured",
                 kwargs={"time_source": time_source},
             )
+    for env_id, entry in ((REPLAY_ID, "envs.replay:replay_env"), (MARKOV_ID, "envs.replay:markov_env")):
+        if env_id not in gym.registry:
+            gym.register(id=env_id, entry_point=entry)
 
 
 register_envs()

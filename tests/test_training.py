@@ -455,7 +455,7 @@ def test_configurations_are_checked() -> None:
     assert TrainConfig(mode="gumbel").sampling_temperature == 1.0
 
 
-def test_a_run_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     arguments = ["--pair", "tiny", "--eval-requests", "0", "--run-dir", str(tmp_path / "file" / "run")]
     assert train_policy.main(arguments) == 2

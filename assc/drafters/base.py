@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
@@ -50,8 +50,13 @@ class Drafter(ABC):
     name: str
     has_confidence: bool = False
     """whether `peek` can tell the draft's distribution for the next position"""
+    keeps: ClassVar[Literal["nothing", "drafts", "committed"]] = "nothing"
+    """what the state after a round covers: nothing to feed (a lookup), the committed text up to and including
+    accepted drafts, or only the text that was committed when it drafted; decides the catch-up in modelled time"""
     gives_q: bool = False
     """whether proposals carry probabilities in rejection mode; otherwise the draft counts as one-hot"""
+    needs_hidden: bool = False
+    """whether `Batch.hidden` has to hold the target's final hidden states of the committed positions"""
 
     @abstractmethod
     def begin(self, batch: Batch) -> None:

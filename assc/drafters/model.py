@@ -35,6 +35,7 @@ class ModelDrafter(Drafter):
     """
 
     has_confidence = True
+    keeps = "drafts"
     gives_q = True
 
     def __init__(self, runner: ModelRunner, name: str = "model") -> None:

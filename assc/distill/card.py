@@ -1,0 +1,220 @@
+"""`python -m assc draft-card`: measure a draft on held-out prompts and write its model card.
+
+Greedy and gumbel text does not depend on the draft, and a draft's proposals depend on the position alone, so one
+plain decoding that asks for a proposal at every position tells the accepted length of every static K exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assc.cli import parse
+from assc.core import ROLLBACK, Request
+from assc.distill.data import Report
+from assc.drafters.hidden import HiddenDrafter
+from assc.drafters.net import load_net, read_config
+from assc.engine import Engine
+from assc.files import write_text
+from assc.kv import ModelRunner
+from assc.pairs import LoadedPair, load_pair
+from assc.timing import PhaseTimer
+from assc.workloads import load_workload, make_requests, select
+
+
+@dataclass(frozen=True)
+class CardConfig:
+    """Measure a draft on held-out prompts and write README.md beside it."""
+
+    draft: Path
+    """folder of the draft"""
+    pair: str = "smollm2"
+    """the pair whose target it was made for"""
+    workload: str = "mixed"
+    """held-out prompts are taken from it"""
+    requests: int = 48
+    """how many, balanced over the categories"""
+    max_new_tokens: int = 64
+    """tokens per request"""
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    """0 is greedy, others are sampled in mode gumbel"""
+    k: int = 6
+    """largest static K"""
+    rows: int = 16
+    """requests decoded together"""
+    threads: int | None = None
+    """torch threads"""
+
+
+@dataclass
+class Accepted:
+    """Accepted lengths of one category: from every start, and the static rounds that they make."""
+
+    starts: int = 0
+    first: int = 0
+    """starts whose first draft token is accepted"""
+    length: int = 0
+    """sum of accepted lengths over all starts"""
+    tokens: int = 0
+    rounds: dict[int, int] | None = None
+    """rounds that each static K takes for the same text"""
+
+    def __add__(self, other: Accepted) -> Accepted:
+        rounds = {k: n + (other.rounds or {}).get(k, 0) for k, n in (self.rounds or other.rounds or {}).items()}
+        if self.rounds is None:
+            rounds = dict(other.rounds or {})
+        return Accepted(
+            self.starts + other.starts,
+            self.first + other.first,
+            self.length + other.length,
+            self.tokens + other.tokens,
+            rounds,
+        )
+
+
+def static_rounds(accepted: Sequence[int], k: int) -> int:
+    """Rounds that static K takes over a text whose drafts are accepted for `accepted[i]` tokens from start i.
+
+    >>> static_rounds([0, 2, 1, 0, 0], 2)
+    3
+    """
+    position = rounds = 0
+    while position < len(accepted):
+        room = max(0, len(accepted) - position - 1)
+        position += min(accepted[position], k, room) + 1
+        rounds += 1
+    return rounds
+
+
+@torch.inference_mode()
+def measure_draft(engine: Engine, requests: Sequence[Request], k: int) -> dict[str, Accepted]:
+    """Acceptance per category of the engine's one drafter."""
+    (drafter,) = engine.drafters.values()
+    batch, timer = engine.start(requests), PhaseTimer(engine.device)
+    proposed: list[dict[int, list[int]]] = [{} for _ in requests]
+    while any(row.finish is None for row in batch.rows):
+        ks = [k if row.finish is None else 0 for row in batch.rows]
+        tokens = drafter.propose(batch, ks).tokens.tolist()
+        for b, row in enumerate(batch.rows):
+            if row.finish is None:
+                proposed[b][row.length] = tokens[b]
+        engine.round(batch, [ROLLBACK] * batch.size, timer)
+    found: dict[str, Accepted] = {}
+    for row, drafts in zip(batch.rows, proposed, strict=True):
+        lengths = []
+        for start in range(row.prompt_length, row.length):
+            n = 0
+            while n < k and start + n < row.length and drafts[start][n] == row.tokens[start + n]:
+                n += 1
+            lengths.append(n)
+        one = Accepted(
+            len(lengths),
+            sum(n > 0 for n in lengths),
+            sum(lengths),
+            len(lengths),
+            {i: static_rounds(lengths, i) for i in range(1, k + 1)},
+        )
+        category = row.request.category or "all"
+        found[category] = found.get(category, Accepted()) + one
+    return found
+
+
+def measure_all(pair: LoadedPair, folder: Path, config: CardConfig, report: Report) -> dict[float, dict[str, Accepted]]:
+    """Acceptance per temperature and category on held-out prompts; the key `all` pools them."""
+    drafter = HiddenDrafter(load_net(folder, pair.target))
+    engine = Engine(ModelRunner(pair.target), [drafter], k_max=config.k, eos_ids=pair.eos_token_ids)
+    prompts = load_workload(config.workload, "held-out")
+    chosen = select(prompts, min(config.requests, len(prompts)), 0)
+    result: dict[float, dict[str, Accepted]] = {}
+    for heat in config.temperatures:
+        sampling: dict[str, Any] = {"mode": "gumbel", "temperature": heat} if heat else {"mode": "greedy"}
+        requests = make_requests(chosen, pair.encode, max_new_tokens=config.max_new_tokens, seed=0, sampling=sampling)
+        requests.sort(key=lambda r: len(r.prompt_ids))
+        table: dict[str, Accepted] = {}
+        for first in range(0, len(requests), config.rows):
+            for name, value in measure_draft(engine, requests[first : first + config.rows], config.k).items():
+                table[name] = table.get(name, Accepted()) + value
+            report(f"temperature {heat}: {min(first + config.rows, len(requests))} of {len(requests)} requests")
+        whole = Accepted()
+        for value in table.values():
+            whole = whole + value
+        result[heat] = dict(sorted(table.items())) | {"all": whole}
+    return result
+
+
+def acceptance_table(measured: dict[float, dict[str, Accepted]], k: int) -> str:
+    """Markdown: first-token acceptance, mean accepted length, tokens per round at each static K."""
+    head = ["temperature", "category", "tokens", "first token accepted", f"accepted of {k}"]
+    head += [f"tokens/round K={i}" for i in range(1, k + 1)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for heat, table in measured.items():
+        for name, a in table.items():
+            cells = [f"{heat:g}", name, str(a.tokens), f"{a.first / a.starts:.3f}", f"{a.length / a.starts:.2f}"]
+            cells += [f"{a.tokens / (a.rounds or {})[i]:.2f}" for i in range(1, k + 1)]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def card(config: dict[str, Any], table: str, measured_on: str) -> str:
+    """The text of the model card."""
+    data, training, target = config["data"], config["training"], config["target"]
+    heats = ", ".join(f"{n:,} at {t}" for t, n in data["tokens_by_temperature"].items())
+    seen = int(training["dev"].get("tokens_seen", 0))
+    every = f" for one batch in {training['self_fed_every']}" if training.get("self_fed_every") else ""
+    revision = f", {target['revision']}" if target.get("revision") else ""
+    note = f"\n{config['remark']}\n" if config.get("remark") else ""
+    return f"""---
+license: {str(config.get("licence") or "unknown").lower()}
+---
+
+# Draft `hidden` for {config["pair"]}
+
+A one-layer draft for speculative decoding, conditioned on the target's last hidden state (in the manner of EAGLE,
+arXiv 2401.15077). It holds {parameters(config):,} parameters; embeddings and head are the target's own, taken over
+when it is loaded, the head cut to {config["head_tokens"]:,} frequent tokens. It is of no use without its target.
+
+- Target: {target["type"]}, {target["source"]}{revision}
+- Licence: {config.get("licence") or "that of the target"}
+- Data: {data["source"]}: {data["texts"]:,} texts, {data["tokens"]:,} tokens, of which
+  {data["answer_tokens"]:,} are answers (by temperature: {heats}); held-out prompts were not used. The head covers
+  {data["head_coverage"]:.1%} of the target's probability there.
+- Training: {training["steps"]:,} steps, {seen:,} answer tokens seen, {training["self_fed"]} extra passes on the layer's
+  own features{every}, Muon and AdamW at {training["learning_rate"]:g}.
+{note}
+## Acceptance on held-out prompts
+
+{measured_on} "Tokens/round" is what a static K commits per verification, the bonus token included; temperature 0 is
+greedy, others are sampled in mode gumbel.
+
+{table}
+"""
+
+
+def parameters(config: dict[str, Any]) -> int:
+    """Parameters of the layer."""
+    s = config["shape"]
+    h, d = s["hidden_size"], s["head_dim"]
+    return int(
+        2 * h * h + (s["heads"] + 2 * s["kv_heads"]) * d * h + h * s["heads"] * d + 3 * h * s["intermediate"] + 5 * h
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    config = parse(CardConfig, argv, prog="python -m assc draft-card", description=CardConfig.__doc__ or "")
+    notes = read_config(config.draft)
+    pair = load_pair(config.pair, threads=config.threads)
+    measured = measure_all(pair, config.draft, config, lambda line: print(line, flush=True))
+    table = acceptance_table(measured, config.k)
+    dtype = str(pair.dtype).removeprefix("torch.")
+    where = (
+        f"{config.requests} held-out prompts of the workload `{Path(config.workload).stem}`, {config.max_new_tokens} "
+        f"new tokens each, {dtype} on {pair.device.type}."
+    )
+    write_text(config.draft / "README.md", card(notes, table, where))
+    print(table)
+    return 0

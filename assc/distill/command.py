@@ -1,0 +1,223 @@
+"""`python -m assc distill`: make a draft for a target, in stages that can be interrupted.
+
+1. data: the target answers the train prompts of a workload and prompts that it writes itself, or plain text is read;
+2. teacher: the target's final hidden states over all texts, once;
+3. training; 4. the artefact in `OUT/draft`.
+
+Everything lies in the folder OUT. A rerun with `--resume` goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from assc.cli import parse
+from assc.distill.data import (
+    DataPlan,
+    Report,
+    ShardStore,
+    load_tensors,
+    read_texts,
+    save_tensors,
+    text_shards,
+    write_data,
+    write_hidden,
+    write_texts,
+)
+from assc.distill.train import Example, TrainPlan, fit_mixing, initialise, load_examples, train
+from assc.drafters.net import HiddenNet, NetShape, save_net
+from assc.errors import AsscError
+from assc.files import versions, write_json
+from assc.kv import ModelRunner
+from assc.pairs import LoadedPair, load_pair
+from assc.workloads import content_hash, load_workload
+
+DEV_EVERY = 24
+"""one text of this many is kept for the dev measurements"""
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """Make a draft for a target out of what the target writes."""
+
+    pair: str = "smollm2"
+    """name of the pair whose target is learned from"""
+    out: Path = Path("runs/distill")
+    """folder for data, checkpoints, curves and the finished draft"""
+    workload: str = "mixed"
+    """workload whose train prompts the target answers"""
+    text: tuple[Path, ...] = ()
+    """plain text files to train on instead of the target's own answers"""
+    tokens: int = 300_000
+    """training text, in tokens (prompts included)"""
+    max_new_tokens: int = 224
+    """length of the target's answers"""
+    rows: int = 64
+    """texts per shard, generated together"""
+    head: int = 8192
+    """tokens that the draft can propose: the most frequent ones of the data"""
+    steps: int = 2000
+    """optimiser steps"""
+    batch_rows: int = 8
+    """texts per step"""
+    learning_rate: float = 1e-3
+    """peak of the schedule"""
+    self_fed: int = 1
+    """extra passes over each batch on the layer's own features"""
+    every: int = 100
+    """steps between checkpoints and dev measurements"""
+    seed: int = 0
+    """of data, initial weights and order"""
+    design: Literal["hidden"] = "hidden"
+    """one layer on the target's last hidden state"""
+    resume: bool = False
+    """go on in a folder that holds an interrupted run"""
+    threads: int | None = None
+    """torch threads"""
+    dtype: str = "auto"
+    """of the target"""
+
+
+RUN_FILE = "run.json"
+_DATA_FIELDS = ("pair", "workload", "text", "max_new_tokens", "rows", "head", "seed", "design", "tokens")
+"""settings that must not change between a run and its resumption"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    config = parse(DistillConfig, argv, prog="python -m assc distill", description=DistillConfig.__doc__ or "")
+    pair = load_pair(config.pair, threads=config.threads, dtype=config.dtype)
+    found = distill(pair, config, report=lambda line: print(line, flush=True))
+    print(f"draft: {config.out / 'draft'}  " + json.dumps({k: round(v, 4) for k, v in found.items()}))
+    return 0
+
+
+def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda line: None) -> dict[str, float]:
+    """Run all stages that are not finished; returns the last dev measurement."""
+    _claim(config)
+    runner = ModelRunner(pair.target)
+    store = ShardStore(config.out / "data")
+    shards, source = _texts(pair, runner, config, store, report)
+    token_ids = _head_tokens(config, pair, store, shards)
+    write_hidden(runner, store, shards, report)
+    target: Any = pair.target
+    head = target.get_output_embeddings().weight.detach()
+    examples = load_examples(store, shards, head, token_ids, report)
+    dev, rest = split_dev(examples)
+    net = HiddenNet(NetShape.of(pair.target), token_ids)
+    initialise(net, target, config.seed)
+    net = net.to(torch.float64 if pair.dtype == torch.float64 else torch.float32).attach(pair.target)
+    fit_mixing(net, rest)
+    plan = TrainPlan(
+        steps=config.steps,
+        batch_rows=config.batch_rows,
+        learning_rate=config.learning_rate,
+        self_fed=config.self_fed,
+        seed=config.seed,
+        every=config.every,
+        warmup=min(60, config.steps // 10 + 1),
+    )
+    found = train(net, rest, dev, plan, config.out, report, _curve(config.out))
+    texts = [e.text for e in examples]
+    notes = {
+        "pair": pair.name,
+        "target": {"source": pair.source, "type": type(target).__name__, "dtype": str(pair.dtype)},
+        "licence": pair.licence,
+        "data": {
+            "source": source,
+            "texts": len(texts),
+            "tokens": sum(len(t.ids) for t in texts),
+            "answer_tokens": sum(len(t.ids) - t.prompt_length for t in texts),
+            "tokens_by_temperature": _by_temperature(texts),
+            "head_coverage": float(torch.cat([e.mass[e.text.prompt_length - 1 :] for e in examples]).mean()),
+        },
+        "training": {**asdict(plan), "dev": found},
+        "versions": versions(),
+    }
+    save_net(config.out / "draft", net, notes)
+    return found
+
+
+def _claim(config: DistillConfig) -> None:
+    """Take over the output folder: new, or an interrupted run of the same settings."""
+    wanted = {name: getattr(config, name) for name in _DATA_FIELDS} | {"text": [str(p) for p in config.text]}
+    path = config.out / RUN_FILE
+    if path.is_file():
+        if not config.resume:
+            raise AsscError(f"{str(config.out)!r} holds a run already; give --resume to go on, or another folder")
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in wanted if before.get(name) != wanted[name]]
+        if changed:
+            raise AsscError(
+                f"the run in {str(config.out)!r} was started with {changed[0]} {before.get(changed[0])!r}, "
+                f"not {wanted[changed[0]]!r}; use the same settings or another folder"
+            )
+    else:
+        write_json(path, wanted)
+
+
+def _texts(
+    pair: LoadedPair, runner: ModelRunner, config: DistillConfig, store: ShardStore, report: Report
+) -> tuple[int, str]:
+    """Stage 1; the number of shards and where the texts come from."""
+    if config.text:
+        parts = text_shards(pair, config.text, rows=config.rows, width=384)
+        for number, part in enumerate(parts):
+            if not store.texts_path(number).is_file():
+                write_texts(store.texts_path(number), part)
+        return len(parts), f"plain text files: {', '.join(p.name for p in config.text)}"
+    prompts = load_workload(config.workload, "train")
+    plan = DataPlan(prompts, rows=config.rows, max_new_tokens=config.max_new_tokens, seed=config.seed)
+    shards = write_data(pair, runner, plan, store, config.tokens, report)
+    return shards, (
+        f"the target's own answers, half to {len(prompts)} train prompts of the workload {config.workload} "
+        f"({content_hash(prompts)}), half to prompts that it wrote itself"
+    )
+
+
+def _head_tokens(config: DistillConfig, pair: LoadedPair, store: ShardStore, shards: int) -> torch.Tensor:
+    """The most frequent tokens of the data (ties: lower id first), sorted; chosen once and kept."""
+    path = config.out / "head.safetensors"
+    if not path.is_file():
+        counts = Counter(dict.fromkeys(pair.eos_token_ids, 1 << 40))
+        for number in range(shards):
+            for text in read_texts(store.texts_path(number)):
+                counts.update(text.ids[text.prompt_length :])
+                counts.update(set(text.ids[: text.prompt_length]))
+        order = sorted(range(pair.vocab_size), key=lambda t: (-counts[t], t))
+        chosen = sorted(order[: min(config.head, pair.vocab_size)])
+        save_tensors(path, {"token_ids": torch.tensor(chosen, dtype=torch.int32)})
+    return load_tensors(path)["token_ids"].long()
+
+
+def split_dev(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+    """(dev, the rest): texts are kept apart by their prompt, so no dev prompt is trained on at another temperature."""
+    dev: list[Example] = []
+    rest: list[Example] = []
+    for e in examples:
+        key = sum((i + 1) * t for i, t in enumerate(e.text.ids[: max(8, e.text.prompt_length)]))
+        (dev if key % DEV_EVERY == 0 else rest).append(e)
+    if not dev or not rest:
+        return list(examples), list(examples)
+    return dev[:48], rest
+
+
+def _by_temperature(texts: Sequence[Any]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for t in texts:
+        counts[f"{t.temperature:.1f}"] += len(t.ids) - t.prompt_length
+    return dict(sorted(counts.items()))
+
+
+def _curve(folder: Path) -> Any:
+    from assc.tb import Curve
+
+    curve = Curve(folder / "tensorboard")
+    return curve.log

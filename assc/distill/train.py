@@ -1,0 +1,413 @@
+"""Stage 3: training the one-layer draft on stored hidden states.
+
+The loss of a position is the cross-entropy from the target's distribution p to the draft's q, summed over the head's
+tokens only and not renormalised: sum_head -p_i log q_i. It equals the restricted KL divergence weighted by the mass
+that the head covers (plus a constant), so positions whose likely tokens the head lacks, where no draft can be
+accepted, count less. With z = W f it is mass * logsumexp(z) - f . (sum_head p_i W_i), so the teacher's whole
+distribution enters through one stored vector per position.
+
+Every batch is encoded once from the target's true states and then `self_fed` times more from the layer's own
+features, with the keys and values that it would see when it drafts (HASS, arXiv 2408.15766; EAGLE-3, 2503.01840).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assc.distill.data import Report, ShardStore, Text, load_tensors, read_texts, save_tensors
+from assc.distill.muon import Muon
+from assc.drafters.net import HiddenNet
+
+CHUNK = 1024
+"""positions whose logits are in memory at once"""
+
+
+@dataclass
+class Example:
+    """One text with the teacher's labels: position t is labelled with the target's distribution for t + 1."""
+
+    text: Text
+    hidden: Tensor
+    label: Tensor
+    mass: Tensor
+    top: Tensor
+
+
+@dataclass
+class Block:
+    """A padded batch: hidden and label are [B, T, H], all others [B, T]; weight is 1 where the loss counts, else 0."""
+
+    tokens: Tensor
+    hidden: Tensor
+    label: Tensor
+    mass: Tensor
+    top: Tensor
+    weight: Tensor
+
+
+@torch.no_grad()
+def labels_of(hidden: Tensor, full_head: Tensor, token_ids: Tensor) -> dict[str, Tensor]:
+    """Per position: sum of p_i W_i over the head, the mass it covers, and the target's argmax."""
+    head = full_head[token_ids]
+    parts: dict[str, list[Tensor]] = {"label": [], "mass": [], "top": []}
+    for first in range(0, hidden.shape[0], CHUNK):
+        some = hidden[first : first + CHUNK]
+        z = F.linear(some, full_head).float()
+        p = (z[:, token_ids] - z.logsumexp(-1, keepdim=True)).exp()
+        parts["mass"].append(p.sum(-1))
+        parts["label"].append((p.to(head.dtype) @ head).to(hidden.dtype))
+        parts["top"].append(z.argmax(-1).int())
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def load_examples(
+    store: ShardStore, shards: int, full_head: Tensor, token_ids: Tensor, report: Report
+) -> list[Example]:
+    """All texts with their labels; labels are made once per shard and kept beside it."""
+    examples: list[Example] = []
+    for number in range(shards):
+        path = store.folder / f"labels-{number:05d}.safetensors"
+        hidden = load_tensors(store.hidden_path(number))["hidden"]
+        if not path.is_file():
+            save_tensors(path, labels_of(hidden, full_head, token_ids))
+            report(f"labels: shard {number + 1} of {shards}")
+        labels = load_tensors(path)
+        start = 0
+        for text in read_texts(store.texts_path(number)):
+            part = slice(start, start + len(text.ids))
+            examples.append(Example(text, hidden[part], *(labels[n][part] for n in ("label", "mass", "top"))))
+            start += len(text.ids)
+    return examples
+
+
+def collate(examples: Sequence[Example], dtype: torch.dtype) -> Block:
+    """Pad; the last position has no use as its label lies beyond the text, prompts carry no loss."""
+    width = max(len(e.text.ids) for e in examples)
+    size, hidden_size = len(examples), examples[0].hidden.shape[1]
+    tokens = torch.zeros(size, width, dtype=torch.long)
+    weight = torch.zeros(size, width)
+    top = torch.zeros(size, width, dtype=torch.long)
+    hidden = torch.zeros(size, width, hidden_size, dtype=dtype)
+    label = torch.zeros(size, width, hidden_size, dtype=dtype)
+    mass = torch.zeros(size, width)
+    for b, e in enumerate(examples):
+        n = len(e.text.ids)
+        tokens[b, :n] = torch.tensor(e.text.ids)
+        hidden[b, :n], label[b, :n], mass[b, :n], top[b, :n] = e.hidden.to(dtype), e.label.to(dtype), e.mass, e.top
+        weight[b, e.text.prompt_length - 1 : n - 1] = 1.0
+    return Block(tokens, hidden, label, mass, top, weight)
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Mean of mass * logsumexp(W f) - f . label, its gradient made on the way so that logits are never kept."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, head: Tensor, label: Tensor, mass: Tensor) -> Tensor:
+        total = features.new_zeros((), dtype=torch.float64)
+        gradient = torch.empty_like(features)
+        scale = 1.0 / max(1, features.shape[0])
+        for first in range(0, features.shape[0], CHUNK):
+            part = slice(first, first + CHUNK)
+            z = F.linear(features[part].to(head.dtype), head)
+            z = z if z.dtype == torch.float64 else z.float()
+            lse = z.logsumexp(-1)
+            q = z.sub_(lse[:, None]).exp_().mul_((mass[part] * scale)[:, None])
+            gradient[part] = (q.to(head.dtype) @ head).to(features.dtype) - label[part] * scale
+            total += (mass[part] * lse).sum() - (features[part] * label[part]).sum()
+        ctx.save_for_backward(gradient)
+        return (total * scale).to(features.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outputs[0], None, None, None
+
+
+def head_loss(features: Tensor, head: Tensor, label: Tensor, mass: Tensor) -> Tensor:
+    """The loss at the top of this file, mean over the positions [P]: features and label [P, H], head [N, H]."""
+    apply: Any = _HeadLoss.apply
+    loss: Tensor = apply(features, head, label, mass)
+    return loss
+
+
+def unroll(
+    net: HiddenNet, tokens: Tensor, hidden: Tensor, steps: int, needed: Tensor | None = None
+) -> Iterator[Tensor]:
+    """Features [B, T, H] of step 1 (all inputs true), 2, ... `steps` (the last s-1 inputs the layer's own).
+
+    Step s at position t stands for the s-th token drafted from position t - s + 1: it sees the true keys up to there
+    and, behind, those of the earlier steps. Features are made only where `needed` [B, T] is true, zeros elsewhere:
+    of a prompt's positions one layer uses the keys and values alone.
+    """
+    shape = net.shape
+    _, width = tokens.shape
+    cos, sin = net.rotations(width)
+    group, scale = shape.heads // shape.kv_heads, shape.head_dim**-0.5
+    feature = _shift(hidden, 1)
+    own: list[tuple[Tensor, Tensor]] = []
+    causal = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
+    for step in range(1, steps + 1):
+        x = net.enter(tokens, feature)
+        q, k, v = net.project(x, cos, sin)
+        if step == 1:
+            first_k, first_v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            attended = F.scaled_dot_product_attention(q, first_k, first_v, is_causal=True)
+        else:
+            own.append((k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+            scores = (q @ first_k.transpose(-1, -2)) * scale
+            scores = scores.masked_fill(~causal.tril(1 - step), -torch.inf)
+            # the keys of step m (m = 2..step) lie step - m positions back
+            shifted = [(_shift(a, step - 1 - i, 2), _shift(b, step - 1 - i, 2)) for i, (a, b) in enumerate(own, 1)]
+            extra = torch.cat([(q * a).sum(-1, keepdim=True) * scale for a, _ in shifted], -1)
+            weights = torch.cat([scores, extra], -1).softmax(-1).to(v.dtype)
+            attended = weights[..., :width] @ first_v
+            for i, (_, b) in enumerate(shifted):
+                attended = attended + weights[..., width + i, None] * b
+        if needed is None:
+            out = net.leave(x, attended)
+        else:
+            some = net.leave(x[needed][None], attended.transpose(1, 2)[needed][None].transpose(1, 2))[0]
+            out = some.new_zeros(x.shape).masked_scatter(needed[..., None], some)
+        yield out
+        feature = _shift(out, 1)
+
+
+def _shift(x: Tensor, by: int, dim: int = 1) -> Tensor:
+    """Move content `by` places up along `dim`, zeros in front."""
+    if by == 0:
+        return x
+    pad = torch.zeros_like(x.narrow(dim, 0, min(by, x.shape[dim])))
+    return torch.cat([pad, x.narrow(dim, 0, max(0, x.shape[dim] - by))], dim)
+
+
+def loss_of(net: HiddenNet, block: Block, self_fed: int, decay: float, autocast: bool) -> Tensor:
+    """Weighted mean of the steps' losses, weights decay^(s-1)."""
+    on = block.weight > 0
+    place = torch.arange(on.shape[1])
+    total, weights = torch.zeros(()), 0.0
+    needed = on.clone()
+    for s in range(1, self_fed + 1):
+        needed |= _shift_back(on, s)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for s, feature in enumerate(unroll(net, block.tokens, block.hidden, 1 + self_fed, needed)):
+            chosen = on & (place >= s)
+            with torch.autocast("cpu", enabled=False):
+                features = feature[chosen].to(net.fc.dtype)
+                loss = head_loss(features, net.head, block.label[chosen].to(features.dtype), block.mass[chosen])
+            total = total + decay**s * loss
+            weights += decay**s
+    return total / weights
+
+
+@torch.no_grad()
+def measure(net: HiddenNet, examples: Sequence[Example], steps: int = 6, rows: int = 8) -> dict[str, float]:
+    """Agreement with the target's argmax per step, and the mean accepted length of greedy drafts of `steps` tokens.
+
+    Texts at temperature 0 alone tell the accepted length: there the text is the target's argmax all along.
+    """
+    agree = torch.zeros(steps, dtype=torch.float64)
+    counted = torch.zeros(steps, dtype=torch.float64)
+    warm = torch.zeros(2, dtype=torch.float64)
+    for first in range(0, len(examples), rows):
+        part = examples[first : first + rows]
+        block = collate(part, net.fc.dtype)
+        cold = torch.tensor([e.text.temperature == 0 for e in part])
+        on = block.weight > 0
+        run = torch.ones_like(on)
+        for s, feature in enumerate(unroll(net, block.tokens, block.hidden, steps)):
+            hit = torch.zeros_like(on)
+            # step s at position t belongs to the start t - s: bring it back to its start
+            ends = on & (torch.arange(on.shape[1]) >= s)
+            picked = net.token_ids[net.logits(feature[ends].to(net.head.dtype)).argmax(-1)] == block.top[ends]
+            hit[ends] = picked
+            if s == 0:
+                warm += torch.stack([picked.sum(), torch.tensor(picked.numel())]).double()
+            run = run & _shift_back(hit, s)
+            starts = on & _shift_back(on, s) & cold[:, None]
+            agree[s] += (run & starts).sum()
+            counted[s] += starts.sum()
+    rate = agree / counted.clamp(min=1)
+    result = {f"agree_{s + 1}": float(r) for s, r in enumerate(rate)}
+    return {"agreement": float(warm[0] / warm[1].clamp(min=1)), "accepted_length": float(rate.sum()), **result}
+
+
+def _shift_back(x: Tensor, by: int) -> Tensor:
+    if by == 0:
+        return x
+    return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """Optimiser and schedule."""
+
+    steps: int = 2000
+    batch_rows: int = 8
+    learning_rate: float = 1e-3
+    warmup: int = 60
+    self_fed: int = 1
+    decay: float = 0.8
+    seed: int = 0
+    every: int = 100
+    """steps between checkpoints and dev measurements"""
+
+
+def rate_at(plan: TrainPlan, step: int) -> float:
+    """Linear warm-up, then a cosine down to 2 % of the peak."""
+    if step < plan.warmup:
+        return plan.learning_rate * (step + 1) / plan.warmup
+    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
+    return plan.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def batches(lengths: Sequence[int], rows: int, seed: int) -> Iterator[list[int]]:
+    """Indices of each batch, epoch after epoch without end; texts of similar length go together."""
+    epoch = 0
+    while True:
+        order = list(range(len(lengths)))
+        shuffle = random.Random(f"{seed}-{epoch}")
+        shuffle.shuffle(order)
+        window = rows * 16
+        groups: list[list[int]] = []
+        for first in range(0, len(order), window):
+            near = sorted(order[first : first + window], key=lambda i: lengths[i])
+            groups += [near[i : i + rows] for i in range(0, len(near), rows)]
+        shuffle.shuffle(groups)
+        yield from groups
+        epoch += 1
+
+
+def train(
+    net: HiddenNet,
+    examples: Sequence[Example],
+    dev: Sequence[Example],
+    plan: TrainPlan,
+    folder: Path,
+    report: Report,
+    log: Any = None,
+) -> dict[str, float]:
+    """Train to `plan.steps` from the checkpoint in `folder`, if there is one; returns the last dev measurement.
+
+    A run that was interrupted ends with the same weights as one that was not.
+    """
+    optimizers: list[torch.optim.Optimizer] = [
+        Muon([p for p in net.parameters() if p.dim() > 1], lr=plan.learning_rate),
+        torch.optim.AdamW(
+            [p for p in net.parameters() if p.dim() == 1], plan.learning_rate, (0.9, 0.95), weight_decay=0
+        ),
+    ]
+    path = folder / "checkpoint.pt"
+    start, seen = 0, 0
+    if path.is_file():
+        state = torch.load(path, weights_only=True)
+        net.load_state_dict(state["net"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        start, seen = int(state["step"]), int(state["seen"])
+        report(f"train: from step {start}")
+    order = batches([len(e.text.ids) for e in examples], plan.batch_rows, plan.seed)
+    for _ in range(start):
+        next(order)
+    autocast = net.fc.dtype == torch.float32 and net.head.dtype == torch.bfloat16
+    smooth = 0.0
+    found: dict[str, float] = {}
+    for step in range(start, plan.steps):
+        block = collate([examples[i] for i in next(order)], net.fc.dtype)
+        for group in (g for o in optimizers for g in o.param_groups):
+            group["lr"] = rate_at(plan, step)
+        net.zero_grad(set_to_none=True)
+        loss = loss_of(net, block, plan.self_fed, plan.decay, autocast)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        seen += int(block.weight.sum())
+        smooth = float(loss.detach()) if step == start else 0.98 * smooth + 0.02 * float(loss.detach())
+        if (step + 1) % plan.every == 0 or step + 1 == plan.steps:
+            found = {"loss": smooth, **measure(net, dev)}
+            report(
+                f"train: step {step + 1} of {plan.steps}, {seen:,} tokens, loss {smooth:.4f}, "
+                f"first token {found['agreement']:.3f}, greedy accepted length {found['accepted_length']:.3f} of 6"
+            )
+            if log is not None:
+                log(found, step + 1)
+            part = path.with_suffix(".part")
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            torch.save({"net": net.state_dict(), "optimizers": states, "step": step + 1, "seen": seen}, part)
+            part.replace(path)
+    return {**(found or {"loss": smooth, **measure(net, dev)}), "tokens_seen": float(seen)}
+
+
+@torch.no_grad()
+def initialise(net: HiddenNet, target: Any, seed: int) -> None:
+    """Start from the target's last layer (where the target is built of Llama-style layers) and its final norm."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in net.parameters():
+        if p.dim() > 1:
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * 0.5 / p.shape[1] ** 0.5)
+    layers = getattr(target.base_model, "layers", None)
+    if layers is None:
+        return
+    layer = layers[-1]
+    try:
+        attention, mlp = layer.self_attn, layer.mlp
+        pieces = {
+            "qkv": torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
+            "out": attention.o_proj.weight,
+            "gate_up": torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            "down": mlp.down_proj.weight,
+            "norm_attention": layer.input_layernorm.weight,
+            "norm_mlp": layer.post_attention_layernorm.weight,
+            "norm": target.base_model.norm.weight,
+        }
+    except AttributeError:
+        return
+    for name, value in pieces.items():
+        parameter = getattr(net, name)
+        if parameter.shape == value.shape:
+            parameter.copy_(value)
+
+
+RIDGE = 100.0
+FIT_POSITIONS = 200_000
+
+
+@torch.no_grad()
+def fit_mixing(net: HiddenNet, examples: Sequence[Example]) -> None:
+    """Set the mixing matrix to the ridge regression of the target's next state on the layer's two inputs.
+
+    The layer's own contribution starts at zero, so training begins where a linear predictor ends: on SmolLM2 that
+    predictor alone agrees with the target's argmax at more than one position in five, for seconds of work.
+    """
+    width, eps = net.shape.hidden_size, net.shape.eps
+    dtype = torch.float64 if net.fc.dtype == torch.float64 else torch.float32
+    gram = torch.zeros(2 * width, 2 * width, dtype=dtype)
+    cross = torch.zeros(2 * width, width, dtype=dtype)
+    seen = 0
+    for e in examples:
+        end = len(e.text.ids) - 1
+        if end < 2:
+            continue
+        token = F.rms_norm(net.embed[torch.tensor(e.text.ids[1:end])].to(dtype), (width,), None, eps)
+        feature = F.rms_norm(e.hidden[: end - 1].to(dtype), (width,), None, eps)
+        x = torch.cat([token, feature], -1)
+        gram += x.T @ x
+        cross += x.T @ (e.hidden[1:end].to(dtype) / net.norm.to(dtype))
+        seen += end
+        if seen > FIT_POSITIONS:
+            break
+    ridge = RIDGE * min(1.0, seen / 10_000)
+    net.fc.copy_(torch.linalg.solve(gram + ridge * torch.eye(2 * width, dtype=dtype), cross).T)
+    net.mix_token.fill_(1.0)
+    net.mix_feature.fill_(1.0)
+    net.out.zero_()
+    net.down.zero_()

@@ -1,0 +1,267 @@
+"""A one-layer draft conditioned on the target's last hidden state, and its artefact on disk.
+
+After EAGLE (Li et al. 2024, arXiv 2401.15077). At position t the layer reads the token at t and the feature that
+predicted it (the target's final hidden state at t-1, the input of its head; zeros at t = 0) and gives a feature for
+t+1 in the same space, so that its own output can stand in for the target's when it drafts further. Embeddings and
+head are the target's own; the head is cut to the frequent tokens `token_ids`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from assc.errors import ArtefactError, UnsupportedModelError
+from assc.files import write_json
+
+FORMAT = "assc-draft"
+VERSION = 1
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class NetShape:
+    """Sizes of the layer; those of the target unless somebody wants it smaller."""
+
+    vocab_size: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> NetShape:
+        """The shape of one layer of a target."""
+        config: Any = model.config.get_text_config()
+        heads = int(config.num_attention_heads)
+        rope = getattr(config, "rope_parameters", None) or {}
+        return cls(
+            vocab_size=int(config.vocab_size),
+            hidden_size=int(config.hidden_size),
+            heads=heads,
+            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+            intermediate=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+            eps=float(getattr(config, "rms_norm_eps", 1e-5)),
+            rope_theta=float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0),
+        )
+
+
+class HiddenNet(nn.Module):
+    """The layer. Its parameters are what an artefact stores; `embed` [V, H] and `head` [N, H] come from the target."""
+
+    embed: Tensor
+    head: Tensor
+    token_ids: Tensor
+
+    def __init__(self, shape: NetShape, token_ids: Tensor) -> None:
+        super().__init__()
+        self.shape = shape
+        width, inner = shape.hidden_size, shape.intermediate
+        self.mix_token = nn.Parameter(torch.ones(width))
+        self.mix_feature = nn.Parameter(torch.ones(width))
+        self.fc = nn.Parameter(torch.zeros(width, 2 * width))
+        self.norm_attention = nn.Parameter(torch.ones(width))
+        self.qkv = nn.Parameter(torch.zeros((shape.heads + 2 * shape.kv_heads) * shape.head_dim, width))
+        self.out = nn.Parameter(torch.zeros(width, shape.heads * shape.head_dim))
+        self.norm_mlp = nn.Parameter(torch.ones(width))
+        self.gate_up = nn.Parameter(torch.zeros(2 * inner, width))
+        self.down = nn.Parameter(torch.zeros(width, inner))
+        self.norm = nn.Parameter(torch.ones(width))
+        self.register_buffer("token_ids", token_ids.long(), persistent=False)
+        self.register_buffer("embed", torch.empty(0), persistent=False)
+        self.register_buffer("head", torch.empty(0), persistent=False)
+
+    def attach(self, target: PreTrainedModel) -> HiddenNet:
+        """Take embeddings and head from the target (the embeddings without a copy). Raises `UnsupportedModelError`."""
+        model: Any = target
+        embed, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if head is None or getattr(head, "bias", None) is not None:
+            raise UnsupportedModelError(f"{type(target).__name__} has no plain linear head that a draft could share")
+        if tuple(embed.weight.shape) != (self.shape.vocab_size, self.shape.hidden_size):
+            raise ArtefactError(
+                f"the draft was made for a target of {self.shape.vocab_size} tokens and hidden size "
+                f"{self.shape.hidden_size}, this one has {embed.weight.shape[0]} and {embed.weight.shape[1]}"
+            )
+        self.to(device=embed.weight.device)
+        self.embed = embed.weight.detach()
+        self.head = head.weight.detach()[self.token_ids]
+        return self
+
+    # -- the parts, shared by drafting and training ------------------------------------------------------------------
+
+    def enter(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Residual stream [..., H] from token ids [...] and features [..., H]."""
+        width, eps = (self.shape.hidden_size,), self.shape.eps
+        token = F.rms_norm(F.embedding(tokens, self.embed).to(self.fc.dtype), width, self.mix_token, eps)
+        feature = F.rms_norm(features.to(self.fc.dtype), width, self.mix_feature, eps)
+        return F.linear(torch.cat([token, feature], -1), self.fc)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, heads, Q, D], keys and values [B, kv_heads, Q, D]; `cos`, `sin` broadcast to [B, 1, Q, D]."""
+        s = self.shape
+        y = F.linear(F.rms_norm(x, (s.hidden_size,), self.norm_attention, s.eps), self.qkv)
+        y = y.view(*x.shape[:2], s.heads + 2 * s.kv_heads, s.head_dim).transpose(1, 2)
+        both = _rotate(y[:, : s.heads + s.kv_heads], cos, sin)
+        return both[:, : s.heads], both[:, s.heads :], y[:, s.heads + s.kv_heads :]
+
+    def leave(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Features [B, Q, H] from the residual stream and the heads' outputs [B, heads, Q, D]."""
+        width, eps = (self.shape.hidden_size,), self.shape.eps
+        x = x + F.linear(attended.transpose(1, 2).flatten(2), self.out)
+        gate, up = F.linear(F.rms_norm(x, width, self.norm_mlp, eps), self.gate_up).chunk(2, -1)
+        x = x + F.linear(F.silu(gate) * up, self.down)
+        return F.rms_norm(x, width, self.norm, eps)
+
+    def rotations(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [length, D] of the rotary position embedding, in the parameters' dtype."""
+        s = self.shape
+        wide = torch.float64 if self.fc.dtype == torch.float64 else torch.float32
+        frequency = s.rope_theta ** (-torch.arange(0, s.head_dim, 2, dtype=wide) / s.head_dim)
+        angle = torch.arange(length, dtype=wide)[:, None] * frequency
+        angle = torch.cat([angle, angle], -1).to(self.fc.device)
+        return angle.cos().to(self.fc.dtype), angle.sin().to(self.fc.dtype)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores [..., N] of the tokens `token_ids`."""
+        return F.linear(features, self.head)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class LayerKV:
+    """Static keys and values [B, kv_heads, C, D] of the layer, and what every forward over them needs."""
+
+    def __init__(self, net: HiddenNet, rows: int, length: int) -> None:
+        s = net.shape
+        self.net = net
+        self.length = length
+        self.keys = net.fc.new_zeros(rows, s.kv_heads, length, s.head_dim)
+        self.values = torch.zeros_like(self.keys)
+        self._rows = torch.arange(rows, device=self.keys.device)[:, None]
+        self._cos, self._sin = net.rotations(length)
+        # row t of the mask hides the slots behind t
+        hidden = torch.full((length, length), torch.finfo(net.fc.dtype).min, dtype=net.fc.dtype, device=net.fc.device)
+        self._mask = hidden.triu_(1)
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor) -> Tensor:
+        """Encode [B, Q] tokens at `positions`; features [B, Q, H] for the positions behind them."""
+        net = self.net
+        x = net.enter(tokens, features)
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        q, k, v = net.project(x, cos, sin)
+        if tokens.shape[0] == 1:
+            self.keys.index_copy_(2, positions[0], k)
+            self.values.index_copy_(2, positions[0], v)
+        else:
+            self.keys[self._rows, :, positions] = k.transpose(1, 2)
+            self.values[self._rows, :, positions] = v.transpose(1, 2)
+        mask = self._mask[positions][:, None]
+        attended = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask, enable_gqa=True)
+        return net.leave(x, attended)
+
+    def memory_bytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+
+# -- the artefact ----------------------------------------------------------------------------------------------------
+
+
+def fingerprint(embed: Tensor) -> str:
+    """SHA-256 of the first rows of a target's embeddings as bfloat16: tells models of one shape apart in any dtype."""
+    rows = embed[:64].detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
+    return hashlib.sha256(rows.numpy().tobytes()).hexdigest()
+
+
+def save_net(folder: Path, net: HiddenNet, notes: dict[str, Any]) -> None:
+    """Write weights (bfloat16; float64 when the net is float64) and configuration of a net that is attached."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = torch.float64 if net.fc.dtype == torch.float64 else torch.bfloat16
+    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in net.named_parameters()}
+    tensors["token_ids"] = net.token_ids.to("cpu", torch.int32).contiguous()
+    part = folder / (WEIGHTS + ".part")
+    save_file(tensors, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # the writer makes it private
+    digest = hashlib.sha256(part.read_bytes()).hexdigest()
+    part.replace(folder / WEIGHTS)
+    config = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": "hidden",
+        "shape": asdict(net.shape),
+        "head_tokens": int(net.token_ids.shape[0]),
+        "weights_sha256": digest,
+        "target_fingerprint": fingerprint(net.embed),
+        **notes,
+    }
+    write_json(folder / CONFIG, config)
+
+
+def is_net(folder: Path) -> bool:
+    """Whether a folder holds a draft of this kind, rather than a model of transformers."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("format") == FORMAT
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of an artefact; `ArtefactError` for one that is missing, damaged or of another version."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtefactError(f"there is no draft in {str(folder)!r}: {CONFIG} is missing") from None
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"{str(path)!r} is damaged: {error}") from None
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ArtefactError(f"{str(path)!r} does not describe a draft of this package")
+    if config.get("version") != VERSION:
+        raise ArtefactError(
+            f"the draft in {str(folder)!r} has version {config.get('version')!r}, this package reads {VERSION}; "
+            "update the package or make the draft again with python -m assc distill"
+        )
+    return config
+
+
+def load_net(folder: Path, target: PreTrainedModel) -> HiddenNet:
+    """The draft of an artefact, in the target's dtype and on its device. Raises `ArtefactError`."""
+    config = read_config(folder)
+    path = folder / WEIGHTS
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArtefactError(f"the draft's weights {str(path)!r} cannot be read: {error.strerror}") from None
+    if digest != config.get("weights_sha256"):
+        raise ArtefactError(f"{str(path)!r} is truncated or damaged: its SHA-256 differs from the one in {CONFIG}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        net = HiddenNet(NetShape(**config["shape"]), tensors.pop("token_ids"))
+        net.load_state_dict(tensors)
+    except Exception as error:  # KeyError, TypeError, RuntimeError or safetensors' own class
+        raise ArtefactError(f"the draft in {str(folder)!r} does not fit its description: {error}") from None
+    net = net.to(target.dtype).attach(target).eval().requires_grad_(False)
+    if config.get("target_fingerprint") != fingerprint(net.embed):
+        raise ArtefactError(
+            f"the draft in {str(folder)!r} was made for another target with the same shape "
+            f"({config.get('target', {}).get('source', 'unknown')})"
+        )
+    return net

@@ -1,0 +1,219 @@
+"""Records what every drafter would propose at every position of one request's text.
+
+The text is decoded by the live engine, one request at a time, so it is the live text to the bit in any dtype. What
+the drafters would propose is then found in one of three ways:
+
+- an n-gram drafter needs no model: its index walks over the text;
+- an independent draft model sees the true prefix until its first mismatch, so one teacher-forced pass gives one
+  agreement bit per position, and the accepted length at a start is the run of agreements from there;
+- any other drafter is asked itself at every position, in a walk over the decoded text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from assc.batch import Batch, Row
+from assc.core import Action, Request
+from assc.drafters.base import Confidence, Drafter
+from assc.drafters.model import ModelDrafter, confidence
+from assc.drafters.ngram import NgramDrafter, NgramIndex
+from assc.engine import Engine
+from assc.errors import RequestError
+from assc.sampling import LogitsChain, widen
+from assc.timing import PhaseTimer
+from assc.trace import CONFIDENCE, FINISHES, DrafterInfo, runs
+
+BLOCK = 16
+"""tokens per teacher-forced forward: as wide as a verification, so that half-precision logits keep their bits"""
+FIRST_PROBE = 4
+"""tokens that a walked drafter is asked for first"""
+
+Row_ = dict[str, Any]
+"""the columns of one request: scalars, and arrays [T] (T tokens of text)"""
+
+
+def drafter_info(drafter: Drafter) -> DrafterInfo:
+    """What a trace says about a drafter."""
+    source = f"max_n={drafter.max_n},min_n={drafter.min_n}" if isinstance(drafter, NgramDrafter) else ""
+    return DrafterInfo(drafter.name, drafter.kind, drafter.keeps, drafter.has_confidence, source)
+
+
+def record_request(engine: Engine, request: Request) -> tuple[Row_, int]:
+    """All columns of one request, and at how many positions the teacher-forced pass chose another token.
+
+    Raises `RequestError` for a request that cannot be decoded, and in mode rejection, whose text depends on K.
+    """
+    if request.sampling.get("mode") == "rejection":
+        raise RequestError("in mode rejection the text depends on K; record in mode gumbel, which samples as well")
+    batch = engine.start([request])
+    row = batch.rows[0]
+    if not row.chain.prefix_free:
+        raise RequestError(
+            "processors that read the prefix cannot be recorded; take temperature, top_k, top_p or min_p"
+        )
+    # a subclass may propose by other rules than the class whose shortcut is known, so it is asked itself
+    walked = [d for d in engine.drafters.values() if type(d) not in (NgramDrafter, ModelDrafter)]
+    _decode(engine, batch)
+    text = row.tokens[row.prompt_length :]
+    assert row.finish is not None
+    columns: Row_ = {"tokens": np.array(text, np.int32), "finish": FINISHES.index(row.finish)}
+    for drafter in walked:
+        columns |= _walk(engine, batch, drafter)
+    columns["match"] = np.full(len(text), -1, np.int8)
+    target, mismatches = _teacher_forced_target(engine, request, text)
+    columns |= target
+    for drafter in engine.drafters.values():
+        if type(drafter) is NgramDrafter:
+            columns |= _ngram(drafter, request.prompt_ids, text, engine.k_max, columns["match"])
+        elif type(drafter) is ModelDrafter:
+            columns |= _independent(drafter, engine, request, text)
+    return columns, mismatches
+
+
+def _decode(engine: Engine, batch: Batch) -> None:
+    """Decode to the end with the cheapest drafter; the text is the same with any."""
+    names = sorted(engine.drafters, key=lambda n: engine.drafters[n].has_confidence)
+    timer = PhaseTimer(engine.device)
+    while batch.rows[0].finish is None:
+        engine.round(batch, [Action(names[0], min(8, engine.k_max))], timer)
+
+
+@torch.inference_mode()
+def _walk(engine: Engine, batch: Batch, drafter: Drafter) -> Row_:
+    """Ask a drafter at every position of the text that `batch` has decoded, by going back to its beginning.
+
+    The buffers hold what they held when each position was reached, so the answers are those of a live round. A few
+    tokens are asked for first, and K_max of them only where all of these agree; a drafter that gives the few is taken
+    to give K_max.
+    """
+    row = batch.rows[0]
+    known, start = list(row.tokens), row.prompt_length
+    few = min(FIRST_PROBE, engine.k_max)
+    accepted, available = [], []
+    seen: list[Confidence | None] = []
+    try:
+        drafter.begin(batch)
+        for n in range(start, len(known)):
+            row.tokens = known[:n]
+            drafter.committed(batch)
+            if drafter.has_confidence:
+                seen.append(drafter.peek(batch, [0])[0])
+            proposal = _asked(drafter, batch, few)
+            available.append(engine.k_max if len(proposal) == few else len(proposal))
+            if len(proposal) == few < engine.k_max and _agreeing(proposal, known[n:]) == few:
+                drafter.committed(batch)
+                proposal = _asked(drafter, batch, engine.k_max)
+                available[-1] = len(proposal)
+            accepted.append(_agreeing(proposal, known[n:]))
+            if row.noise is not None:
+                row.noise.forget(n)
+    finally:
+        row.tokens = known
+    name = drafter.name
+    columns: Row_ = {f"acc/{name}": np.array(accepted, np.int8), f"avail/{name}": np.array(available, np.int8)}
+    return columns | (_confidence_columns(name, seen) if seen else {})
+
+
+def _asked(drafter: Drafter, batch: Batch, k: int) -> list[int]:
+    """What it proposes now."""
+    proposal = drafter.propose(batch, [k])
+    tokens: list[int] = proposal.tokens[0, : proposal.lengths[0]].tolist()
+    return tokens
+
+
+def _agreeing(proposal: Sequence[int], text: Sequence[int]) -> int:
+    """Length of the leading run on which both agree."""
+    for i, (a, b) in enumerate(zip(proposal, text, strict=False)):
+        if a != b:
+            return i
+    return min(len(proposal), len(text))
+
+
+def _confidence_columns(name: str, seen: Sequence[Confidence | None]) -> dict[str, NDArray[np.float32]]:
+    nothing = Confidence(np.nan, np.nan, np.nan)
+    return {f"{c}/{name}": np.array([getattr(s or nothing, c) for s in seen], np.float32) for c in CONFIDENCE}
+
+
+def _choice(row: Row, chain: LogitsChain, logits: torch.Tensor, position: int, device: torch.device) -> int:
+    """The token chosen from logits [V] at an absolute position, by the rule of `assc.verify` and of the draft."""
+    scores = chain.block(widen(logits)[None].to(device))[0]
+    if row.params.greedy:
+        return int(scores.argmax())
+    assert row.noise is not None
+    row.noise.forget(position)
+    return int((scores + row.noise.gumbel("target", position)[: scores.shape[0]]).argmax())
+
+
+@torch.inference_mode()
+def _teacher_forced_target(engine: Engine, request: Request, text: Sequence[int]) -> tuple[Row_, int]:
+    """Entropy and top-1 of the target at each token, from one pass over the text in blocks."""
+    batch = engine.start([request])
+    row = batch.rows[0]
+    first, known = row.length - 1, [*request.prompt_ids, *text]
+    seen: list[Confidence] = []
+    mismatches = 0
+    for start in range(0, len(text), BLOCK):
+        size = min(BLOCK, len(text) - start)
+        at = first + start
+        ids = torch.tensor([known[at : at + size]], device=engine.device)
+        logits = engine.target.forward(batch.kv, ids, torch.arange(at, at + size, device=engine.device)[None])[0]
+        seen += [confidence(x) for x in logits]
+        mismatches += sum(
+            _choice(row, row.chain, x, at + j + 1, engine.device) != known[at + j + 1] for j, x in enumerate(logits)
+        )
+    columns = {"target_entropy": [s.entropy for s in seen], "target_top1": [s.top1 for s in seen]}
+    return {name: np.array(values, np.float32) for name, values in columns.items()}, mismatches
+
+
+def _ngram(
+    drafter: NgramDrafter, prompt: Sequence[int], text: Sequence[int], k_max: int, match: NDArray[np.int8]
+) -> Row_:
+    """Walk the index over the text; `match` takes the longest match of all n-gram drafters."""
+    index = NgramIndex(drafter.max_n, drafter.min_n)
+    index.extend(prompt)
+    acc, avail = np.zeros(len(text), np.int8), np.zeros(len(text), np.int8)
+    for n, token in enumerate(text):
+        proposal = index.propose(k_max)
+        acc[n], avail[n] = _agreeing(proposal, text[n:]), len(proposal)
+        match[n] = max(match[n], index.match_length())
+        index.extend([token])
+    return {f"acc/{drafter.name}": acc, f"avail/{drafter.name}": avail}
+
+
+@torch.inference_mode()
+def _independent(drafter: ModelDrafter, engine: Engine, request: Request, text: Sequence[int]) -> Row_:
+    """One teacher-forced pass of a draft model: agreement and confidence at each position."""
+    batch = engine.start([request])
+    row, runner = batch.rows[0], drafter.runner
+    room = len(request.prompt_ids) + len(text)
+    if runner.max_positions is not None:
+        room = min(room, runner.max_positions)
+    known = [min(t, runner.vocab_size - 1) for t in [*request.prompt_ids, *text]][:room]
+    cache, prompt = runner.new_cache(1, batch.kv.length), min(row.length, room)
+    ids = torch.tensor([known], device=runner.device)
+    last = runner.prefill(cache, ids[:, :prompt])
+    assert last is not None
+    rows = [last[0]]
+    for start in range(prompt, len(known) - 1, BLOCK):
+        stop = min(start + BLOCK, len(known) - 1)
+        at = torch.arange(start, stop, device=runner.device)[None]
+        rows += list(runner.forward(cache, ids[:, start:stop], at)[0])
+    agree, seen = np.zeros(len(text), bool), []
+    for n, logits in enumerate(rows[: len(text)]):
+        seen.append(confidence(logits))
+        choice = _choice(row, row.draft_chain, logits[: row.vocab_size], row.length + n, engine.device)
+        agree[n] = choice == text[n]
+    padded: list[Confidence | None] = [*seen, *[None] * (len(text) - len(seen))]
+    avail = np.full(len(text), engine.k_max)
+    if runner.max_positions is not None:
+        avail = np.clip(runner.max_positions - row.length - np.arange(len(text)), 0, engine.k_max)
+    acc = np.minimum(runs(agree), avail)
+    name = drafter.name
+    counts = {f"acc/{name}": acc.astype(np.int8), f"avail/{name}": avail.astype(np.int8)}
+    return counts | _confidence_columns(name, padded)

@@ -1,0 +1,149 @@
+"""Streams of requests over a trace, in lockstep: what both vector environments are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assc.actions import ActionTable
+from assc.costs import CostModel
+from assc.errors import RequestError
+from assc.observe import DEFAULT_FIELDS, Featurizer
+from assc.trace import Trace
+from assc.trace_rules import replay_table
+from assc.vector_features import VectorFeatures
+from assc.vector_replay import GOING, FlatTrace, Floats, Ints, Played, Rounds
+from envs.rewards import SHORTEST_ROUND, Dinkelbach, Reward, Throughput, make_reward
+
+_DRAFT = frozenset({"draft_entropy", "draft_top1", "draft_margin"})
+
+
+class ReplayLanes:
+    """N endless streams of requests over one trace: what both vector environments are made of.
+
+    Lane i draws its requests as a single environment with seed `seeds[i]` would: all of them in a random order, then
+    again in a new order. Rewards are those of `envs.rewards`.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        cost_model: CostModel,
+        num_envs: int,
+        *,
+        rows: Sequence[int] | None = None,
+        reward: str = "dinkelbach",
+        fields: Sequence[str] = DEFAULT_FIELDS,
+        k_values: Sequence[int] | None = None,
+        max_new_tokens: int | None = None,
+        approximate: bool = False,
+    ) -> None:
+        if num_envs < 1:
+            raise RequestError(f"the number of environments is {num_envs}, it must be 1 or more")
+        self.flat = FlatTrace(trace, cost_model, max_new_tokens=max_new_tokens, approximate=approximate)
+        self.rows: Ints = np.arange(len(trace)) if rows is None else np.array(rows, np.int64)
+        if not len(self.rows):
+            raise RequestError("an environment needs at least one request")
+        self.table = _table(trace, k_values)
+        self._drafter, self._k = self.flat.actions(self.table)
+        self.reward: Reward = make_reward(reward, cost_model.plain_step())
+        self.num_envs = num_envs
+        self.fields = tuple(fields)
+        self._generators: list[np.random.Generator] = []
+        self._orders: NDArray[np.int64] = np.zeros((num_envs, len(self.rows)), np.int64)
+        self._next = np.zeros(num_envs, np.int64)
+        self.rounds, self.features = self._lanes(self.rows[np.zeros(num_envs, np.int64)])
+        self.low, self.high = self.features.featurizer.low, self.features.featurizer.high
+        self.tokens = self.seconds = 0.0
+        """sums over all rounds since `take_sums`"""
+
+    def _lanes(self, rows: Ints) -> tuple[Rounds, VectorFeatures]:
+        peek = not _DRAFT.isdisjoint(Featurizer(self.fields).needs)
+        rounds = Rounds(self.flat, rows, peek=peek)
+        return rounds, VectorFeatures(rounds, self.fields)
+
+    def reset(self, generators: Sequence[np.random.Generator]) -> NDArray[np.float32]:
+        """Start all lanes; lane i draws from `generators[i]` from now on."""
+        self._generators = list(generators)
+        self._next[:] = len(self.rows)
+        self.rounds, self.features = self._lanes(self._draw(np.arange(self.num_envs)))
+        self.total_reward = np.zeros(self.num_envs)
+        self.lengths = np.zeros(self.num_envs, np.int64)
+        self.rounds.look()
+        self.vectors = self.features.observe()
+        return self.vectors
+
+    def _draw(self, lanes: Ints) -> Ints:
+        """The next request of each lane."""
+        for lane in lanes[self._next[lanes] >= len(self.rows)]:
+            self._orders[lane] = self.rows[self._generators[lane].permutation(len(self.rows))]
+            self._next[lane] = 0
+        rows: Ints = self._orders[lanes, self._next[lanes]]
+        self._next[lanes] += 1
+        return rows
+
+    def step(self, actions: Any) -> tuple[Played, Floats, Ints, NDArray[np.float32], Ints]:
+        """One round of every lane; finished lanes begin their next request at once.
+
+        Returns the round, rewards [N], the finished lanes [F], their last vectors [F, size] and their rows [F];
+        `vectors` then holds the next decision points.
+        """
+        index = np.asarray(actions)
+        if index.shape != (self.num_envs,) or index.dtype.kind not in "iu":
+            raise ValueError(f"actions are {self.num_envs} integers, got {index.dtype} of shape {index.shape}")
+        if index.min() < 0 or index.max() >= len(self.table):
+            raise ValueError(f"action indices are within 0..{len(self.table) - 1}, got {index.min()}..{index.max()}")
+        # cut to what can be played, as the single environment does
+        k = np.minimum(self._k[index], self.rounds.budget - self.rounds.position - 1)
+        played = self.rounds.play(self._drafter[index], k)
+        self.features.update(k, played)
+        rewards = reward_values(self.reward, played)
+        self.total_reward += rewards
+        self.lengths += 1
+        self.tokens += float(played.emitted.sum())
+        self.seconds += float(played.seconds.sum())
+        done = np.flatnonzero(played.finish != GOING)
+        last, rows = self.vectors[done], self.rounds.row[done]
+        if len(done):
+            last = self.features.observe(done, stale=last)
+            self.rounds.restart(done, self._draw(done))
+            self.features.forget(done)
+        self.rounds.look()
+        self.vectors = self.features.observe()
+        return played, rewards, done, last, rows
+
+    def take_sums(self) -> tuple[float, float]:
+        """Σtokens and Σseconds since the last call: their ratio is the figure of merit."""
+        sums = (self.tokens, self.seconds)
+        self.tokens = self.seconds = 0.0
+        return sums
+
+    def set_rho(self, rho: float) -> None:
+        """Set ρ of the `dinkelbach` reward, in tokens per second; other rewards ignore it."""
+        if isinstance(self.reward, Dinkelbach):
+            self.reward.set_rho(rho)
+
+    def take_episode(self, lane: int) -> tuple[float, int]:
+        """Return and length of the episode that ended in a lane."""
+        sums = float(self.total_reward[lane]), int(self.lengths[lane])
+        self.total_reward[lane], self.lengths[lane] = 0.0, 0
+        return sums
+
+
+def _table(trace: Trace, k_values: Sequence[int] | None) -> ActionTable:
+    """All actions of the replay backend, or those with `k_values`."""
+    full = replay_table(trace.header)
+    return full if k_values is None else ActionTable.build(full.drafters, k_values)
+
+
+def reward_values(reward: Reward, played: Played) -> Floats:
+    """`reward` of every lane, by the formulas of `envs.rewards`."""
+    seconds = np.maximum(played.seconds, SHORTEST_ROUND) if isinstance(reward, Throughput) else played.seconds
+    if isinstance(reward, Throughput):
+        return np.asarray(played.emitted / seconds)
+    if isinstance(reward, Dinkelbach):
+        return np.asarray(played.emitted - reward.rho * seconds)
+    return np.asarray(played.emitted - seconds / reward.plain_step_seconds)

@@ -1,0 +1,104 @@
+"""Vectorised replay against N single environments: observations, rewards and episodes, exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+from tiny_traces import COSTS, tiny_trace
+
+from assc.errors import TraceError
+from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
+from assc.observe import DEFAULT_FIELDS, FIELDS
+from envs import MARKOV_ID, REPLAY_ID
+from envs.replay import replay_env
+from envs.rewards import REWARDS
+from envs.vector import ReplayVecEnv, ReplayVectorEnv
+
+
+def markov_trace(n: int = 12) -> Any:
+    return MarkovSource().trace(markov_requests(n, max_new_tokens=40))
+
+
+@pytest.mark.parametrize("source", ["tiny", "markov"])
+@pytest.mark.parametrize("fields", [DEFAULT_FIELDS, tuple(FIELDS)], ids=["free", "all"])
+def test_vectors_rewards_and_episodes_are_those_of_single_environments(source: str, fields: tuple[str, ...]) -> None:
+    trace, costs = (tiny_trace(), COSTS) if source == "tiny" else (markov_trace(), MARKOV_COSTS)
+    rows = trace.where(split="train")
+    singles = SyncVectorEnv(
+        [lambda: replay_env(trace=trace, cost_model=costs, fields=fields) for _ in range(3)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+    many = ReplayVectorEnv(trace, costs, 3, rows=rows, fields=fields)
+    assert many.single_action_space == singles.single_action_space
+    one, two = singles.reset(seed=7)[0], many.reset(seed=7)[0]
+    assert (one == two).all()
+    rng = np.random.default_rng(1)
+    ended = 0
+    for _ in range(150):
+        actions = rng.integers(0, many.single_action_space.n, 3)  # type: ignore[attr-defined]
+        a, b = singles.step(actions), many.step(actions)
+        assert (a[0] == b[0]).all() and (a[1] == b[1]).all() and (a[2] == b[2]).all() and (a[3] == b[3]).all()
+        for lane in np.flatnonzero(a[2] | a[3]):
+            ended += 1
+            assert (a[4]["final_obs"][lane] == b[4]["final_obs"][lane]).all()
+    assert ended > 10
+
+
+@pytest.mark.parametrize("reward", sorted(REWARDS))
+def test_vec_env_of_sb3_agrees_with_the_gymnasium_one(reward: str) -> None:
+    trace = markov_trace()
+    one, two = (c(trace, MARKOV_COSTS, 4, reward=reward) for c in (ReplayVecEnv, ReplayVectorEnv))
+    single = replay_env(trace=trace, cost_model=MARKOV_COSTS, split=None, reward=reward)
+    one.seed(3)  # SB3 gives lane i the seed 3 + i
+    assert (one.reset() == two.reset(seed=3)[0]).all()
+    assert (one.reset() != one.reset()).any(), "every reset would give the same requests"
+    one.seed(3)
+    vectors = one.reset()
+    assert (vectors[0] == single.reset(seed=3)[0]).all()
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        actions = rng.integers(0, len(one.lanes.table), 4)
+        a, b = one.step(actions), two.step(actions)
+        _, value, terminated, truncated, _ = single.step(int(actions[0]))
+        assert (a[0] == b[0]).all() and np.float32(value) == a[1][0] and a[2][0] == (terminated or truncated)
+        if a[2][0]:
+            assert a[3][0]["TimeLimit.truncated"] == truncated
+            single.reset()
+    tokens, seconds = one.lanes.take_sums()
+    assert tokens > 0 and seconds > 0 and one.lanes.take_sums() == (0.0, 0.0)
+
+
+def test_bad_actions_are_refused() -> None:
+    env = ReplayVectorEnv(markov_trace(), MARKOV_COSTS, 2)
+    env.reset(seed=0)
+    for actions in (np.zeros(2), np.zeros(3, int), np.array([0, 99]), np.array([-1, 0])):
+        with pytest.raises(ValueError, match="action"):
+            env.step(actions)
+
+
+def test_ppo_learns_on_it() -> None:
+    model = PPO("MlpPolicy", ReplayVecEnv(markov_trace(), MARKOV_COSTS, 8), n_steps=16, batch_size=32, device="cpu")
+    model.learn(256)
+    assert model.ep_info_buffer is not None and len(model.ep_info_buffer) > 0
+
+
+@pytest.mark.parametrize("env_id", [REPLAY_ID, MARKOV_ID])
+@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version.*")
+def test_both_checkers_pass(env_id: str) -> None:
+    options = {"trace": tiny_trace(), "cost_model": COSTS} if env_id == REPLAY_ID else {}
+    check_env(gym.make(env_id, **options))
+    sb3_check_env(gym.make(env_id, **options).unwrapped)
+
+
+def test_a_rejection_trace_is_refused() -> None:
+    trace = tiny_trace()
+    with pytest.raises(TraceError, match="--approximate"):
+        header = type(trace.header)(**{**trace.header.__dict__, "mode": "rejection"})
+        ReplayVecEnv(type(trace)(header, trace.columns), COSTS, 2)
