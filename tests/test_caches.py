@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from checks import check_cache_lengths, check_caches
 from helpers import (
+    SchedulePolicy,
     make_drafter,
     make_engine,
     oracle_all,
@@ -18,6 +20,8 @@ from helpers import (
 
 from assc.engine import Engine
 from assc.kv import ModelRunner
+from assc.live import LiveBackend
+from assc.run import run_request
 
 # -- draft == target ---------------------------------------------------------------------------------------------
 
@@ -71,3 +75,20 @@ def test_caches_hold_the_committed_text_after_every_round(drafter: str, peek: bo
 @pytest.mark.parametrize("k", range(1, 7))
 def test_x02_cache_lengths_for_every_accepted_length(k: int) -> None:
     check_cache_lengths(k)
+
+
+@pytest.mark.parametrize("variant", [{}, {"lazy_verify": False, "fixed_width": True}], ids=["default", "vectorised"])
+def test_target_confidence_is_that_of_the_last_committed_token(variant: dict[str, bool]) -> None:
+    """After every accepted length, also where the block went on behind it."""
+    r = request(9, budget=24)
+    backend = LiveBackend(make_engine(make_drafter("saboteur", [r]), **variant))
+    policy = SchedulePolicy("draft", "random", frozenset({"target_entropy", "target_top1"}))
+    text, rejected = list(r.prompt_ids), 0
+    for record in run_request(backend, r, policy).rounds:
+        text += record.tokens
+        with torch.inference_mode():
+            p = target_model()(input_ids=torch.tensor([text[:-1]]), use_cache=False).logits[0, -1].softmax(-1)
+        assert record.target_top1 == pytest.approx(float(p.max()), abs=1e-9)
+        assert record.target_entropy == pytest.approx(float(-(p * p.log()).sum()), abs=1e-9)
+        rejected += record.drafted - record.accepted
+    assert rejected > 0

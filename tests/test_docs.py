@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,29 @@ def test_the_readme_python_block_runs(capsys: pytest.CaptureFixture[str]) -> Non
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+def test_a_policy_in_one_file_as_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "add-a-policy.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "mine.py").write_text(textwrap.dedent(block), encoding="utf-8")
+    words = "mine.py --policies ar static:4 mine mine:4 --pair tiny --requests 2 --max-new-tokens 16".split()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(tmp_path / "mine.py"), run_name="__main__")
+    assert stop.value.code == 0
+    assert "mine:4" in capsys.readouterr().out
+
+
+def test_the_export_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "policies.md", "exec"), {})
+    assert (tmp_path / "policy.zip").is_file()
 
 
 def test_links_between_pages_lead_somewhere() -> None:
