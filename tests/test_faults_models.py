@@ -547,9 +547,9 @@ def widths(machine: Any) -> Iterator[list[int]]:
     model, seen = machine.engine.target, []
     forward = model.forward
 
-    def spy(kv: Any, tokens: Tensor, positions: Tensor, keep: int = 0) -> Tensor:
+    def spy(kv: Any, tokens: Tensor, positions: Tensor, keep: int = 0, **options: Any) -> Any:
         seen.append(tokens.shape[1])
-        return forward(kv, tokens, positions, keep)
+        return forward(kv, tokens, positions, keep, **options)
 
     model.forward = spy
     try:

@@ -57,9 +57,9 @@ def spied(machine: Any) -> list[tuple[list[list[int]], list[list[int]]]]:
     seen: list[tuple[list[list[int]], list[list[int]]]] = []
     forward = machine.forward
 
-    def spy(kv: Any, tokens: Tensor, positions: Tensor, keep: int = 0) -> Tensor:
+    def spy(kv: Any, tokens: Tensor, positions: Tensor, keep: int = 0, **options: Any) -> Any:
         seen.append((tokens.tolist(), positions.tolist()))
-        return forward(kv, tokens, positions, keep)
+        return forward(kv, tokens, positions, keep, **options)
 
     machine.forward = spy
     return seen
