@@ -232,10 +232,10 @@ class TableRunner:
     def new_cache(self, rows: int, length: int) -> StaticKV:
         return StaticKV(rows, length)
 
-    def forward(self, cache: StaticKV, tokens: Tensor, positions: Tensor, keep: int = 0) -> Tensor:
+    def forward(self, cache: StaticKV, tokens: Tensor, positions: Tensor, keep: int = 0, **options: Any) -> Tensor:
         return self.table[tokens][:, -keep:]
 
-    def prefill(self, cache: StaticKV, tokens: Tensor, start: int = 0) -> Tensor | None:
+    def prefill(self, cache: StaticKV, tokens: Tensor, start: int = 0, **options: Any) -> Tensor | None:
         return self.table[tokens[:, -1]] if tokens.shape[1] else None
 
 
