@@ -14,8 +14,11 @@ from assc.actions import ActionTable
 from assc.batch import Batch
 from assc.core import ROLLBACK, Action, Observation, Request, RoundRecord
 from assc.decoder import GenerateResult, SpeculativeDecoder
+from assc.distill.train import initialise
 from assc.drafters.base import Drafter, Proposal
+from assc.drafters.hidden import HiddenDrafter
 from assc.drafters.model import ModelDrafter
+from assc.drafters.net import HiddenNet, NetShape
 from assc.drafters.ngram import NgramDrafter
 from assc.engine import Engine, RowOutcome
 from assc.kv import ModelRunner
@@ -118,6 +121,14 @@ def decoder(
 
 def ngram(**options: Any) -> list[Drafter]:
     return [NgramDrafter(**options)]
+
+
+def hidden() -> list[Drafter]:
+    """An untrained layer on the hidden states of `target()`; its head lacks every fifth token."""
+    kept = torch.tensor([t for t in range(target().config.vocab_size) if t % 5 != 3])
+    net = HiddenNet(NetShape.of(target()), kept).double()
+    initialise(net, target(), 0)
+    return [HiddenDrafter(net.attach(target()).requires_grad_(False))]
 
 
 def run(machine: SpeculativeDecoder, prompt: Sequence[int], *ks: int, n: int = 24, **options: Any) -> GenerateResult:

@@ -19,7 +19,7 @@ from helpers import (
 )
 
 from assc.engine import Engine
-from assc.kv import ModelRunner
+from assc.kv import ModelRunner, bucket_length
 from assc.live import LiveBackend
 from assc.run import run_request
 
@@ -92,3 +92,16 @@ def test_target_confidence_is_that_of_the_last_committed_token(variant: dict[str
         assert record.target_entropy == pytest.approx(float(-(p * p.log()).sum()), abs=1e-9)
         rejected += record.drafted - record.accepted
     assert rejected > 0
+
+
+@pytest.mark.parametrize("total", [126, 127, 128, 129])
+def test_buffers_may_be_filled_to_the_last_slot(total: int) -> None:
+    """Prompt + budget around a multiple of the bucket of 128, beside a row that goes on when the full one has ended."""
+    full, other = request(100, budget=total - 100), request(1, budget=60)
+    assert bucket_length(total) == (128 if total < 128 else 256)
+    for drafter, schedules in (("perfect", ("16", "16")), ("model", ("16", "5"))):
+        engine = make_engine(make_drafter(drafter), fixed_width=drafter == "perfect")
+        for requests in ([full], [full, other]):
+            played = play(engine, requests, [schedule_of(s) for s in schedules[: len(requests)]])
+            assert [p.tokens for p in played] == oracle_all(requests)
+            assert sum(p.accepted for p in played) > 0

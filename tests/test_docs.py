@@ -14,6 +14,7 @@ import pytest
 import eval as eval_script
 import train_policy
 from assc import __main__ as module_main
+from assc import registry
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -101,6 +102,8 @@ def test_a_policy_in_one_file_as_documented(
     words = "mine.py --policies ar static:4 mine mine:4 --pair tiny --requests 2 --max-new-tokens 16".split()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", words)
+    registry.load_plugins()
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))  # "mine" is gone afterwards
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(tmp_path / "mine.py"), run_name="__main__")
     assert stop.value.code == 0

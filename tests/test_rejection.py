@@ -157,6 +157,7 @@ def test_e02_residual_and_accept_rule_by_hand() -> None:
     assert accepts(0.49, 0.3, 0.6) and not accepts(0.51, 0.3, 0.6)
     assert accepts(1 - 2**-53, 0.3, 0.3) and accepts(1 - 2**-53, 0.9, 0.3)
     assert not accepts(2**-53, 0.0, 0.3)  # p = 0 is never accepted, whatever u
+    assert not accepts(0.5, 0.0, 0.0)  # nor if a drafter claims never to propose it
 
 
 @LAZY
