@@ -74,6 +74,18 @@ class Batch:
     def size(self) -> int:
         return len(self.rows)
 
+    @classmethod
+    def join(cls, parts: Sequence[Batch]) -> Batch:
+        """The rows of several batches side by side; their buffers must have one length."""
+        hidden = [p.hidden for p in parts if p.hidden is not None]
+        return cls(
+            rows=[row for p in parts for row in p.rows],
+            kv=StaticKV.join([p.kv for p in parts]),
+            ids=torch.cat([p.ids for p in parts]),
+            device=parts[0].device,
+            hidden=torch.cat(hidden) if hidden else None,
+        )
+
     def keep_hidden(self, positions: Tensor, states: Tensor) -> None:
         """Store `states` [B, Q, H] at `positions` [B, Q]."""
         assert self.hidden is not None

@@ -9,7 +9,7 @@ so the logits of a position do not either, not even in bf16 (measured per device
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -93,6 +93,16 @@ class StaticKV(Cache):
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @classmethod
+    @torch.inference_mode()
+    def join(cls, parts: Sequence[StaticKV]) -> StaticKV:
+        """The rows of several buffers of one length, copied side by side."""
+        joined = cls(sum(p.rows for p in parts), parts[0].length)
+        for name in ("_keys", "_values"):
+            layers = zip(*(getattr(p, name) for p in parts), strict=True)
+            setattr(joined, name, [torch.cat(layer) if layer[0] is not None else None for layer in layers])
+        return joined
 
     def memory_bytes(self) -> int:
         """Bytes held by the buffers."""

@@ -18,7 +18,7 @@ from assc.cli import parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
-from assc.recorder import drafter_info, record_request
+from assc.recorder import KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
 from assc.trace_io import read_trace, write_trace
@@ -60,6 +60,10 @@ class Config:
     """chooses prompts and texts"""
     shard: int = 16
     """requests per shard: what a kill can cost"""
+    texts: Path | None = None
+    """trace whose texts are read again instead of decoded: the same recording with other drafters, much faster"""
+    together: int = 1
+    """requests whose texts are decoded side by side, several times faster; in half precision see docs/traces.md"""
     resume: bool = False
     """go on where an earlier run in `out` stopped"""
     device: str = "auto"
@@ -148,18 +152,55 @@ def _check(config: Config) -> None:
         raise RequestError("--temperatures needs at least one number, each 0 or more and listed once")
     if config.mode == "greedy" and max(config.temperatures) > 0:
         raise RequestError("--mode greedy takes --temperatures 0; sample with --mode gumbel")
-    if min(config.max_new_tokens, config.k_max, config.shard) < 1 or config.requests < 0:
-        raise RequestError("--max-new-tokens, --k-max and --shard are 1 or more, --requests is 0 or more")
+    if min(config.max_new_tokens, config.k_max, config.shard, config.together) < 1 or config.requests < 0:
+        raise RequestError("--max-new-tokens, --k-max, --shard and --together are 1 or more, --requests is 0 or more")
     if config.k_max > 100:
         raise RequestError(f"--k-max is {config.k_max}, allowed is at most 100")
     if sorted(config.out.glob("shard-*.npz")) and not config.resume:
         raise TraceError(f"{config.out} holds shards of an earlier run; add --resume or choose another folder")
 
 
-def _record_shard(engine: Engine, header: Header, jobs: Sequence[tuple[Request, str]], bar: Any) -> Trace:
+class Texts:
+    """The texts of an earlier recording. `TraceError` where it was made by another target or otherwise differs."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.trace = read_trace(path)
+        before = self.trace.header
+        own = {**header.to_json(), "target": header.models["target"]}
+        for name, old in {**before.to_json(), "target": before.models.get("target")}.items():
+            if name in ("mode", "dtype", "device", "target") and old != own[name]:
+                raise TraceError(f"the texts of {path} are of {name} {old}, this recording is of {own[name]}")
+
+    def of(self, request: Request) -> KnownText:
+        """`TraceError` when the trace lacks the request, or ends before its budget does."""
+        row = self.trace.rows_by_key.get((request.id, request.seed, request.temperature))
+        known = None if row is None else self.trace.request(row)
+        if row is None or known is None or known.prompt_ids != request.prompt_ids:
+            raise TraceError(
+                f"{self.trace.name} lacks the text of request {request.id!r} (seed {request.seed}, temperature "
+                f"{request.temperature:g})"
+            )
+        if known.max_new_tokens != request.max_new_tokens:
+            raise TraceError(
+                f"{self.trace.name} was recorded with --max-new-tokens {known.max_new_tokens}, not "
+                f"{request.max_new_tokens}"
+            )
+        columns = self.trace.columns
+        first, last = columns["offsets"][row : row + 2]
+        return KnownText(tuple(columns["tokens"][first:last].tolist()), int(columns["finish"][row]))
+
+
+def _record_shard(
+    engine: Engine, header: Header, jobs: Sequence[tuple[Request, str]], texts: Texts | None, together: int, bar: Any
+) -> Trace:
+    known: Sequence[KnownText | None] = [None] * len(jobs)
+    if texts is not None:
+        known = [texts.of(request) for request, _ in jobs]
+    elif together > 1:
+        known = decode_together(engine, [request for request, _ in jobs], together)
     recorded: list[Recorded] = []
-    for request, split in jobs:
-        columns, mismatches = record_request(engine, request)
+    for (request, split), text in zip(jobs, known, strict=True):
+        columns, mismatches = record_request(engine, request, text)
         recorded.append((request, split, columns, mismatches))
         bar.update(len(columns["tokens"]))
     return build_trace(header, recorded)
@@ -200,6 +241,7 @@ def record(config: Config) -> Path:
         workload_hash=digest,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+    texts = None if config.texts is None else Texts(config.texts, header)
     shards = list(plan(config, pair, engine.target.max_positions))
     parts: list[Trace] = []
     total = sum(r.max_new_tokens for jobs in shards for r, _ in jobs)
@@ -213,7 +255,7 @@ def record(config: Config) -> Path:
                 header = replace(header, created=part.header.created)
                 bar.update(part.positions)
             else:
-                part = _record_shard(engine, header, jobs, bar)
+                part = _record_shard(engine, header, jobs, texts, config.together, bar)
                 write_trace(part, path)
             parts.append(part)
     trace = concatenate(parts, str(config.out))

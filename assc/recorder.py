@@ -1,7 +1,7 @@
 """Records what every drafter would propose at every position of one request's text.
 
-The text is decoded by the live engine, one request at a time, so it is the live text to the bit in any dtype. What
-the drafters would propose is then found in one of three ways:
+The text is decoded by the live engine, one request at a time, so it is the live text to the bit in any dtype (or it
+is known from an earlier recording and read again). What the drafters would propose is then found in one of three ways:
 
 - an n-gram drafter needs no model: its index walks over the text;
 - an independent draft model sees the true prefix until its first mismatch, so one teacher-forced pass gives one
@@ -12,6 +12,7 @@ the drafters would propose is then found in one of three ways:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from assc.batch import Batch, Row
-from assc.core import Action, Request
+from assc.core import ROLLBACK, Action, Request
 from assc.drafters.base import Confidence, Drafter
 from assc.drafters.model import ModelDrafter, confidence
 from assc.drafters.ngram import NgramDrafter, NgramIndex
 from assc.engine import Engine
 from assc.errors import RequestError
+from assc.kv import bucket_length
 from assc.sampling import LogitsChain, widen
 from assc.timing import PhaseTimer
 from assc.trace import CONFIDENCE, FINISHES, DrafterInfo, runs
@@ -44,9 +46,18 @@ def drafter_info(drafter: Drafter) -> DrafterInfo:
     return DrafterInfo(drafter.name, drafter.kind, drafter.keeps, drafter.has_confidence, source)
 
 
-def record_request(engine: Engine, request: Request) -> tuple[Row_, int]:
+@dataclass(frozen=True)
+class KnownText:
+    """The text of a request, recorded before: new tokens and why they ended (an index into `FINISHES`)."""
+
+    tokens: tuple[int, ...]
+    finish: int
+
+
+def record_request(engine: Engine, request: Request, known: KnownText | None = None) -> tuple[Row_, int]:
     """All columns of one request, and at how many positions the teacher-forced pass chose another token.
 
+    A text that is `known` is read instead of decoded, in a fraction of the time: it does not depend on the drafters.
     Raises `RequestError` for a request that cannot be decoded, and in mode rejection, whose text depends on K.
     """
     if request.sampling.get("mode") == "rejection":
@@ -59,21 +70,51 @@ def record_request(engine: Engine, request: Request) -> tuple[Row_, int]:
         )
     # a subclass may propose by other rules than the class whose shortcut is known, so it is asked itself
     walked = [d for d in engine.drafters.values() if type(d) not in (NgramDrafter, ModelDrafter)]
-    _decode(engine, batch)
-    text = row.tokens[row.prompt_length :]
-    assert row.finish is not None
-    columns: Row_ = {"tokens": np.array(text, np.int32), "finish": FINISHES.index(row.finish)}
-    for drafter in walked:
-        columns |= _walk(engine, batch, drafter)
+    if known is None:
+        _decode(engine, batch)
+        assert row.finish is not None
+        text, finish = row.tokens[row.prompt_length :], FINISHES.index(row.finish)
+        target, mismatches = _teacher_forced_target(engine, engine.start([request]), text)
+    else:
+        text, finish = list(known.tokens), known.finish
+        target, mismatches = _teacher_forced_target(engine, batch, text)
+    columns: Row_ = {"tokens": np.array(text, np.int32), "finish": finish, **target}
     columns["match"] = np.full(len(text), -1, np.int8)
-    target, mismatches = _teacher_forced_target(engine, request, text)
-    columns |= target
+    for drafter in walked:
+        columns |= _walk(engine, batch, drafter, text)
     for drafter in engine.drafters.values():
         if type(drafter) is NgramDrafter:
             columns |= _ngram(drafter, request.prompt_ids, text, engine.k_max, columns["match"])
         elif type(drafter) is ModelDrafter:
             columns |= _independent(drafter, engine, request, text)
     return columns, mismatches
+
+
+def decode_together(engine: Engine, requests: Sequence[Request], rows: int) -> list[KnownText]:
+    """The texts of many requests, `rows` of them decoded plainly side by side; a row that has ended waits for the rest.
+
+    Prompts are fed one by one and only requests with buffers of one length meet, so the bits of a row are those of a
+    batch of one wherever the device's matrix products do not depend on their number of rows (docs/traces.md).
+    """
+    plain = Engine(
+        engine.target, [], k_max=engine.k_max, eos_ids=engine.eos_ids, tokenizer=engine.tokenizer, fixed_width=False
+    )
+    by_length: dict[int, list[int]] = {}
+    for i, request in enumerate(requests):
+        plain.check_request(request)
+        by_length.setdefault(bucket_length(len(request.prompt_ids) + request.max_new_tokens), []).append(i)
+    texts: dict[int, KnownText] = {}
+    timer = PhaseTimer(engine.device)
+    for same in by_length.values():
+        for first in range(0, len(same), rows):
+            part = same[first : first + rows]
+            batch = Batch.join([plain.start([requests[i]]) for i in part])
+            while any(row.finish is None for row in batch.rows):
+                plain.round(batch, [ROLLBACK] * batch.size, timer)
+            for i, row in zip(part, batch.rows, strict=True):
+                assert row.finish is not None
+                texts[i] = KnownText(tuple(row.tokens[row.prompt_length :]), FINISHES.index(row.finish))
+    return [texts[i] for i in range(len(requests))]
 
 
 def _decode(engine: Engine, batch: Batch) -> None:
@@ -85,15 +126,15 @@ def _decode(engine: Engine, batch: Batch) -> None:
 
 
 @torch.inference_mode()
-def _walk(engine: Engine, batch: Batch, drafter: Drafter) -> Row_:
-    """Ask a drafter at every position of the text that `batch` has decoded, by going back to its beginning.
+def _walk(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[int]) -> Row_:
+    """Ask a drafter at every position of the text that `batch` has decoded or read, by going back to its beginning.
 
     The buffers hold what they held when each position was reached, so the answers are those of a live round. A few
     tokens are asked for first, and K_max of them only where all of these agree; a drafter that gives the few is taken
     to give K_max.
     """
     row = batch.rows[0]
-    known, start = list(row.tokens), row.prompt_length
+    known, start = [*row.request.prompt_ids, *text], row.prompt_length
     few = min(FIRST_PROBE, engine.k_max)
     accepted, available = [], []
     seen: list[Confidence | None] = []
@@ -151,18 +192,24 @@ def _choice(row: Row, chain: LogitsChain, logits: torch.Tensor, position: int, d
 
 
 @torch.inference_mode()
-def _teacher_forced_target(engine: Engine, request: Request, text: Sequence[int]) -> tuple[Row_, int]:
-    """Entropy and top-1 of the target at each token, from one pass over the text in blocks."""
-    batch = engine.start([request])
+def _teacher_forced_target(engine: Engine, batch: Batch, text: Sequence[int]) -> tuple[Row_, int]:
+    """Entropy and top-1 of the target at each token, from one pass over the text in blocks.
+
+    `batch` has just been started; afterwards its buffers are those of one that has decoded the text.
+    """
     row = batch.rows[0]
-    first, known = row.length - 1, [*request.prompt_ids, *text]
+    first, known = row.length - 1, [*row.request.prompt_ids, *text]
+    batch.ids[0, : len(known)] = torch.tensor(known).to(engine.device)
     seen: list[Confidence] = []
     mismatches = 0
     for start in range(0, len(text), BLOCK):
         size = min(BLOCK, len(text) - start)
         at = first + start
         ids = torch.tensor([known[at : at + size]], device=engine.device)
-        logits = engine.target.forward(batch.kv, ids, torch.arange(at, at + size, device=engine.device)[None])[0]
+        positions = torch.arange(at, at + size, device=engine.device)[None]
+        logits = engine.target.forward(batch.kv, ids, positions, hidden=batch.hidden is not None)[0]
+        if batch.hidden is not None:
+            batch.keep_hidden(positions, engine.target.last_hidden)
         seen += [confidence(x) for x in logits]
         mismatches += sum(
             _choice(row, row.chain, x, at + j + 1, engine.device) != known[at + j + 1] for j, x in enumerate(logits)

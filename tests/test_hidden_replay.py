@@ -21,7 +21,7 @@ from assc.kv import ModelRunner
 from assc.live import LiveBackend
 from assc.observe import Featurizer
 from assc.record import header_of
-from assc.recorder import record_request
+from assc.recorder import KnownText, record_request
 from assc.replay import ReplayBackend
 from assc.tiny import tiny_target
 from assc.trace_build import build_trace
@@ -55,3 +55,20 @@ def test_replay_is_live_with_the_hidden_drafter(temperature: float, needs: Featu
             action = Action(("hidden", "ngram")[rng.integers(2)], k) if k else ROLLBACK
             same(live.step(action), replayed.step(action))
         assert replayed.done
+
+
+def test_a_known_text_gives_the_same_recording() -> None:
+    """Read in blocks instead of decoded: the layer sees the same true states."""
+    target = tiny_target()
+    engine = Engine(ModelRunner(target), [HiddenDrafter(make_net(target=target)), NgramDrafter()], eos_ids=())
+    for seed, heat in ((0, 0.0), (1, 0.8)):
+        asked = request(seed, n=30, mode="gumbel", temperature=heat)
+        decoded, _ = record_request(engine, asked)
+        known = KnownText(tuple(decoded["tokens"].tolist()), decoded["finish"])
+        read, mismatches = record_request(engine, asked, known)
+        assert mismatches == 0 and read.keys() == decoded.keys()
+        for name, column in decoded.items():
+            assert np.allclose(read[name], column, rtol=0, atol=0 if np.asarray(column).dtype.kind == "i" else 1e-6), (
+                name
+            )
+    assert decoded["acc/hidden"].max() > 0

@@ -131,6 +131,40 @@ def test_a_resumed_recording_equals_an_uninterrupted_one(workload: Path, tmp_pat
     assert "shard-00001.npz is damaged" in capsys.readouterr().err
 
 
+def test_known_texts_are_read_again(
+    workload: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same columns without decoding; texts of another recording are refused."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert main(words(workload, first)) == 0
+    texts = ("--texts", str(first / "trace.npz"))
+    for mistake, said in (
+        (("--max-new-tokens", "8"), "with --max-new-tokens 16, not 8"),
+        (("--seed", "1"), "lacks the text of request"),
+        (("--dtype", "float32"), "are of dtype float64, this recording is of float32"),
+        (("--target", "HuggingFaceTB/none", "--texts", str(tmp_path / "none.npz")), "none"),
+    ):
+        assert main(words(workload, tmp_path / said[:4], *texts, *mistake)) == 2
+        message = capsys.readouterr().err.strip()
+        assert said in message and len(message.splitlines()) == 1
+    monkeypatch.setattr("assc.recorder._decode", None)
+    assert main(words(workload, again, *texts)) == 0
+    a, b = read_trace(first / "trace.npz"), read_trace(again / "trace.npz")
+    assert a.columns.keys() == b.columns.keys()
+    assert all((a.columns[n] == b.columns[n]).all() for n in a.columns)
+
+
+def test_texts_decoded_together_are_those_decoded_alone(workload: Path, tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert main(words(workload, one)) == 0
+    assert main(words(workload, many, "--together", "4", "--shard", "10")) == 0
+    a, b = read_trace(one / "trace.npz"), read_trace(many / "trace.npz")
+    assert len(a) == 10 and b.header.recheck_mismatches == 0
+    for name, column in a.columns.items():
+        exact = column.dtype.kind != "f"
+        assert (column == b.columns[name]).all() if exact else np.allclose(column, b.columns[name], atol=1e-6), name
+
+
 def test_killed_at_any_time_it_goes_on(workload: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "assc", *words(workload, out, "--shard", "1")]
@@ -154,6 +188,7 @@ def test_killed_at_any_time_it_goes_on(workload: Path, tmp_path: Path) -> None:
         ("--temperatures", "-1"),
         ("--temperatures", "1", "1"),
         ("--k-max", "0"),
+        ("--together", "0"),
         ("--k-max", "200"),
         ("--max-new-tokens", "5000"),
         ("--workload", "nowhere.jsonl"),
