@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("assc.calibrate_cli", "fit and check the cost model of a pair on this machine"),
     "roofline": ("assc.roofline", "computed costs of pairs and machines that are not at hand"),
     "distill": ("assc.distill.command", "make a draft for a target out of what the target writes"),
+    "drafts": ("assc.drafts_cli", "judge the drafters of a pair: size, tokens, acceptance, c, memory, best static K"),
     "draft-card": ("assc.distill.card", "measure a draft on held-out prompts and write its model card"),
 }
 """command -> module, one line of help; modules are imported only when their command is called"""

@@ -54,8 +54,11 @@ class CostModel:
         if self.target_fixed <= 0:
             raise ValueError("a cost model needs target_fixed > 0 seconds")
 
-    def verify(self, drafted: int, kv: int, emitted: int = 1) -> float:
-        """Seconds of one target forward over `drafted` + 1 tokens behind `kv`, and of committing `emitted` tokens."""
+    def verify(self, drafted: float, kv: float, emitted: float = 1) -> float:
+        """Seconds of one target forward over `drafted` + 1 tokens behind `kv`, and of committing `emitted` tokens.
+
+        Linear, here and in `draft`: means of the counts give the mean of the seconds.
+        """
         forward = self.target_fixed + self.target_per_token * (drafted + 1) + self.target_per_kv * kv
         return forward + self.per_emitted * emitted
 
@@ -63,18 +66,18 @@ class CostModel:
         """What `target_per_kv` counts: `slots` of the buffers, or `committed` tokens."""
         return slots if self.static_kv else committed
 
-    def draft(self, drafter: str, steps: int, catch_up: int = 0) -> float:
+    def draft(self, drafter: str, steps: float, catch_up: float = 0) -> float:
         """Seconds of one call: `steps` draft forwards, of which the first also feeds `catch_up` tokens."""
         if drafter not in self.drafters:
             raise KeyError(f"the cost model has no drafter {drafter!r}, only {sorted(self.drafters)}")
         cost = self.drafters[drafter]
         return cost.per_call + cost.per_step * steps + cost.per_catch_up * catch_up
 
-    def plain_step(self, kv: int | None = None) -> float:
+    def plain_step(self, kv: float | None = None) -> float:
         """Seconds of one plain round."""
         return self.verify(0, self.kv_reference if kv is None else kv) + self.overhead
 
-    def cost_ratio(self, drafter: str, kv: int | None = None) -> float:
+    def cost_ratio(self, drafter: str, kv: float | None = None) -> float:
         """c: one draft step (a call, where a call has no steps) / one target step."""
         if drafter not in self.drafters:
             return 0.0

@@ -22,6 +22,7 @@ BY_CI = ("pip install", "pytest", "tensorboard ")
 """parts of commands that `.ci/run` runs (the tests themselves, installation), or that start a server"""
 SMALL = {
     "eval": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None, "--tensorboard": None},
+    "drafts": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None},
     "train": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
 }
 
@@ -51,20 +52,28 @@ def shrink(words: list[str], changes: dict[str, str | None]) -> list[str]:
     return words
 
 
+def without_models(words: list[str]) -> list[str]:
+    """Any pair: the tiny one stands in for the models that are named."""
+    kept = list(words)
+    for option in ("--target", "--draft"):
+        if option in kept:
+            at = kept.index(option)
+            del kept[at : at + 2]
+    return kept
+
+
 def run(command: str) -> int:
     words = shlex.split(command)
     if words[:2] == ["python", "eval.py"]:
         arguments = shrink(words[2:], SMALL["eval"])
         kept = [w for w in arguments if not w.endswith(".zip")]
-        for option in ("--target", "--draft"):  # any pair: the tiny one stands in for it
-            if option in kept:
-                at = kept.index(option)
-                del kept[at : at + 2]
-        return eval_script.main(kept)
+        return eval_script.main(without_models(kept))
     if words[:2] == ["python", "train_policy.py"]:
         if "--resume" in words:
             pytest.skip("resuming is tested in test_training.py")
         return train_policy.main(shrink(words[2:], SMALL["train"]))
+    if words[:4] == ["python", "-m", "assc", "drafts"]:
+        return module_main.main(without_models(shrink(words[3:], SMALL["drafts"])))
     if words[:3] == ["python", "-m", "assc"]:
         return module_main.main(words[3:])
     raise AssertionError(f"no test runs the documented command {command!r}")

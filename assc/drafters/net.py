@@ -177,7 +177,9 @@ class LayerKV:
         return net.leave(x, attended)
 
     def memory_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
+        """Bytes held: keys and values, the mask (square in the number of slots) and the rotations."""
+        held = (self.keys, self.values, self._mask, self._cos, self._sin)
+        return sum(t.numel() * t.element_size() for t in held)
 
 
 # -- the artefact ----------------------------------------------------------------------------------------------------
