@@ -131,6 +131,10 @@ class Rounds:
             getattr(self, name)[lanes] = getattr(flat, name)[chosen]
         self.code[lanes] = flat.finish[chosen]
 
+    def resume(self) -> None:
+        """Take up the requests of `row` where `position` and `fed`, just set, say that they are."""
+        self._gather(slice(None))
+
     def restart(self, lanes: Ints, rows: Ints) -> None:
         """Begin the requests `rows` in these lanes."""
         self.row[lanes] = rows

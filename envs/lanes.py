@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assc.actions import ActionTable
+from assc.core import Totals
 from assc.costs import CostModel
-from assc.errors import RequestError
+from assc.errors import ArtefactError, RequestError
 from assc.observe import DEFAULT_FIELDS, Featurizer
 from assc.trace import Trace
 from assc.trace_rules import replay_table
@@ -57,8 +58,8 @@ class ReplayLanes:
         self._next = np.zeros(num_envs, np.int64)
         self.rounds, self.features = self._lanes(self.rows[np.zeros(num_envs, np.int64)])
         self.low, self.high = self.features.featurizer.low, self.features.featurizer.high
-        self.tokens = self.seconds = 0.0
-        """sums over all rounds since `take_sums`"""
+        self.totals = Totals()
+        """over all rounds since `take_totals`"""
 
     def _lanes(self, rows: Ints) -> tuple[Rounds, VectorFeatures]:
         peek = not _DRAFT.isdisjoint(Featurizer(self.fields).needs)
@@ -103,8 +104,7 @@ class ReplayLanes:
         rewards = reward_values(self.reward, played)
         self.total_reward += rewards
         self.lengths += 1
-        self.tokens += float(played.emitted.sum())
-        self.seconds += float(played.seconds.sum())
+        self.totals = self.totals + totals_of(k, played)
         done = np.flatnonzero(played.finish != GOING)
         last, rows = self.vectors[done], self.rounds.row[done]
         if len(done):
@@ -115,22 +115,64 @@ class ReplayLanes:
         self.vectors = self.features.observe()
         return played, rewards, done, last, rows
 
-    def take_sums(self) -> tuple[float, float]:
-        """Σtokens and Σseconds since the last call: their ratio is the figure of merit."""
-        sums = (self.tokens, self.seconds)
-        self.tokens = self.seconds = 0.0
-        return sums
+    def take_totals(self) -> Totals:
+        """What was played since the last call: its Σtokens/Σseconds is the figure of merit."""
+        totals, self.totals = self.totals, Totals()
+        return totals
 
     def set_rho(self, rho: float) -> None:
         """Set ρ of the `dinkelbach` reward, in tokens per second; other rewards ignore it."""
         if isinstance(self.reward, Dinkelbach):
             self.reward.set_rho(rho)
 
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """All that the next round depends on, after `reset`: what fits into JSON, and arrays."""
+        arrays = {name: np.array(getattr(owner, attribute)) for name, owner, attribute in self._state()}
+        rho = self.reward.rho if isinstance(self.reward, Dinkelbach) else None
+        return {"generators": [g.bit_generator.state for g in self._generators], "rho": rho}, arrays
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on where `state_dict` was taken. `ArtefactError` for the state of other lanes or requests."""
+        if arrays["lanes/orders"].shape != self._orders.shape or set(arrays["lanes/orders"][0]) - set(self.rows):
+            raise ArtefactError("the saved state is of another number of lanes or of other requests")
+        self.reset([np.random.default_rng() for _ in range(self.num_envs)])
+        for generator, saved in zip(self._generators, state["generators"], strict=True):
+            generator.bit_generator.state = saved
+        for name, owner, attribute in self._state():
+            setattr(owner, attribute, np.array(arrays[name]))
+        self.rounds.resume()
+        if state["rho"] is not None:
+            self.set_rho(state["rho"])
+
+    def _state(self) -> list[tuple[str, Any, str]]:
+        """Name, owner and attribute of each array that changes."""
+        own = [("lanes", self, a) for a in ("_orders", "_next", "total_reward", "lengths", "vectors")]
+        rounds = [("rounds", self.rounds, a) for a in ("row", "position", "fed", "_peeked")]
+        features = [("features", self.features, a) for a in ("planned", "ratio", "rollback", "ema", "streak")]
+        return [(f"{group}/{a.removeprefix('_')}", owner, a) for group, owner, a in (*own, *rounds, *features)]
+
     def take_episode(self, lane: int) -> tuple[float, int]:
         """Return and length of the episode that ended in a lane."""
         sums = float(self.total_reward[lane]), int(self.lengths[lane])
         self.total_reward[lane], self.lengths[lane] = 0.0, 0
         return sums
+
+
+def totals_of(k: Ints, played: Played) -> Totals:
+    """One round of all lanes, pooled; `k` [N] is what was planned."""
+    seconds, draft, verify = (float(x.sum()) for x in (played.seconds, played.draft_seconds, played.verify_seconds))
+    return Totals(
+        rounds=len(k),
+        tokens=int(played.emitted.sum()),
+        drafted=int(played.drafted.sum()),
+        accepted=int(played.accepted.sum()),
+        planned=int(k.sum()),
+        rollbacks=int((k == 0).sum()),
+        seconds=seconds,
+        draft_seconds=draft,
+        verify_seconds=verify,
+        other_seconds=seconds - draft - verify,
+    )
 
 
 def _table(trace: Trace, k_values: Sequence[int] | None) -> ActionTable:

@@ -71,7 +71,7 @@ class ReplayVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 class ReplayVecEnv(VecEnv):
     """SB3 `VecEnv`. `infos[i]` of an ended episode has `terminal_observation`, `episode` and `finish`; others are {}.
 
-    `lanes.take_sums()` gives Σtokens and Σseconds of the rounds played, for moving ρ. `options` of `ReplayLanes` are
+    `lanes.take_totals()` counts the rounds played since its last call; their Σtokens/Σseconds moves ρ. `options` of `ReplayLanes` are
     keyword arguments here.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from assc.core import Backend, Policy, Request
+from assc.core import Backend, Policy, Request, Totals
 from assc.registry import make_policy
 from assc.run import iter_rounds
 from envs import RequestSource
@@ -62,13 +62,13 @@ class BanditRun:
         """Learn what is left to learn; False if Ctrl-C stopped it. Either way the last checkpoint is on disk."""
         saved_at = self.steps
         boundary = self.snapshot()
-        while self.steps < self.config.total_timesteps:
-            if self.steps - saved_at >= self.config.checkpoint_every:
+        while self.steps < self.config.rounds:
+            if self.steps - saved_at >= self.config.checkpoint_rounds:
                 write_checkpoint(run_dir, boundary)
                 saved_at = self.steps
             for record in iter_rounds(self.backend, self.source.next(self.rng), self.policy):
                 self.steps += 1
-                self.log.add(record, self.steps)
+                self.log.add(Totals.of([record]), self.steps)
                 if self.log.window.rounds >= REPORT_ROUNDS:
                     self.log.record_window()
                     self.log.dump(self.steps)

@@ -23,10 +23,14 @@ SB3_ALGORITHMS = ("ppo", "dqn", "a2c")
 CONFIG_FILE = "config.json"
 DESCRIPTION = "Train a policy that chooses K round by round, then compare it with baselines on held-out prompts."
 FREE_ON_RESUME = frozenset(
-    {"total_timesteps", "resume", "run_dir", "costs", "threads", "device", "eval_requests", "eval_max_new_tokens"}
-    | {"checkpoint_every", "progress"}
+    {"total_timesteps", "resume", "run_dir", "cost", "threads", "device", "eval_requests", "eval_max_new_tokens"}
+    | {"checkpoint_every", "progress", "live_check", "live_requests"}
 )
 """fields that a resumed run may change; the others decide what is learned and stay as they were"""
+LIVE_ONLY = ("target", "draft", "mode", "temperature", "max_new_tokens", "k_max", "time_source", "workload")
+"""fields that a trace decides"""
+LIVE_ROUNDS, REPLAY_ROUNDS = 3000, 400_000
+LIVE_EVAL_REQUESTS = 16
 
 
 @dataclass
@@ -35,18 +39,25 @@ class TrainConfig:
 
     algo: str = "ppo"
     """Learner: ppo, dqn, a2c, or an online bandit as bandit:ucb, bandit:ts."""
+    backend: Literal["replay", "live"] = "replay"
+    """What plays the rounds: replay of a recorded trace in modelled time (no model is needed), or live models."""
+    traces: str | None = None
+    """replay: trace, a .npz file or a folder; default: the one that comes with the package."""
+    cost: Path | None = None
+    """Cost model of the rounds; default: replay: the package's, live: fitted in a short calibration."""
+    peek: bool = False
+    """Observe the draft's entropy and top-1 before each decision; its forward is paid for."""
     pair: str = "smollm2"
-    """Named pair of target and drafter (python -m assc doctor lists them)."""
+    """Named pair of target and drafters (python -m assc doctor lists them); with replay for the live check only."""
     target: str | None = None
-    """Target model (directory or hub name) instead of the pair's."""
+    """live: target model (directory or hub name) instead of the pair's."""
     draft: str | None = None
-    """Draft model (directory or hub name) instead of the pair's drafter."""
+    """live: draft model (directory or hub name) added to the pair's drafters."""
     workload: str = "mixed"
-    """Packaged workload or a JSONL file with prompts; its train part is trained on, its held-out part evaluated on."""
-    backend: Literal["live"] = "live"
-    """What plays the rounds."""
-    total_timesteps: int = 3000
-    """Decoding rounds to train for; ppo and a2c finish the rollout they are in."""
+    """live: packaged workload or a JSONL file with prompts; its train part is trained on, its held-out part evaluated
+    on."""
+    total_timesteps: int | None = None
+    """Decoding rounds to train for; ppo and a2c finish the rollout they are in. Default: replay 400,000, live 3,000."""
     run_dir: Path | None = None
     """Where to write; a new directory. Default: runs/<algo>-<pair>-<time>."""
     seed: int = 0
@@ -56,13 +67,13 @@ class TrainConfig:
     reward: str = "dinkelbach"
     """Reward of one round: dinkelbach, saved or throughput."""
     mode: Mode = "greedy"
-    """Verification mode: greedy, rejection or gumbel."""
+    """live: verification mode: greedy, rejection or gumbel."""
     temperature: float | None = None
-    """Sampling temperature; default: 0 for greedy, 1 for gumbel and rejection."""
+    """live: sampling temperature; default: 0 for greedy, 1 for gumbel and rejection."""
     max_new_tokens: int = 64
-    """Tokens per training request."""
+    """live: tokens per training request."""
     k_max: int = 16
-    """Largest K of the action table."""
+    """live: largest K of the action table."""
     threads: int | None = None
     """Threads of the tensor library; default: as it finds the machine."""
     device: str = "auto"
@@ -70,16 +81,19 @@ class TrainConfig:
     dtype: str = "auto"
     """Number format of the models: float64, float32, bfloat16, float16; auto chooses per device."""
     time_source: Literal["modelled", "measured"] = "modelled"
-    """Seconds that training sees: modelled (fitted in a short calibration; free of noise, so equal seeds give equal
-    policies) or measured. The evaluation afterwards is always measured."""
-    costs: Path | None = None
-    """Cost model for modelled seconds (costs.json of an earlier run) instead of a calibration."""
-    checkpoint_every: int = 256
-    """Rounds between checkpoints."""
-    eval_requests: int = 16
-    """Held-out requests of the comparison afterwards; 0 skips it."""
+    """live: seconds that training sees: modelled (fitted in a short calibration; free of noise, so equal seeds give
+    equal policies) or measured. The evaluation of a live run is always measured."""
+    checkpoint_every: int | None = None
+    """Rounds between checkpoints; default: replay 40,960, live 256."""
+    eval_requests: int | None = None
+    """Held-out requests of the comparison afterwards; 0 skips it. Default: replay all, live 16."""
     eval_max_new_tokens: int = 48
-    """Tokens per request of the comparison."""
+    """live: tokens per request of the comparison."""
+    live_check: bool | None = None
+    """replay: afterwards play the policy on the live decoder and compare decisions and speed-up with the replay; default:
+    if the pair's models are on this machine."""
+    live_requests: int = 3
+    """replay: held-out requests of the live check."""
     progress: Annotated[bool, tyro.conf.FlagConversionOff] = True
     """Show a progress bar."""
 
@@ -92,9 +106,10 @@ class TrainConfig:
         if self.algo.startswith("bandit:"):
             make_policy(self.algo)
         least = 2 if self.algo == "ppo" else 1
-        if self.total_timesteps < least:
+        if self.rounds < least:
             why = " (ppo normalises over a batch, so it needs two)" if self.algo == "ppo" else ""
             raise RequestError(f"--total-timesteps is at least {least}{why}, got {self.total_timesteps}")
+        self._check_backend()
         if self.reward not in REWARDS:
             raise SpecError(f"unknown reward {self.reward!r}; known rewards: {', '.join(REWARDS)}")
         if self.mode not in MODES:
@@ -105,17 +120,42 @@ class TrainConfig:
             ("checkpoint_every", 1),
             ("eval_requests", 0),
             ("eval_max_new_tokens", 1),
+            ("live_requests", 1),
             ("seed", 0),
         ):
-            if getattr(self, name) < smallest:
-                flag = "--" + name.replace("_", "-")
-                raise RequestError(f"{flag} is at least {smallest}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise RequestError(f"{_flag(name)} is at least {smallest}, got {value}")
         if self.threads is not None and self.threads < 1:
             raise RequestError(f"--threads is at least 1, got {self.threads}")
         if not 0 <= self.sampling_temperature < math.inf:
             raise RequestError(f"--temperature is at least 0, got {self.temperature}")
         if self.mode == "greedy" and self.sampling_temperature > 0:
             raise RequestError("--temperature above 0 needs --mode gumbel or --mode rejection; greedy is temperature 0")
+
+    def _check_backend(self) -> None:
+        """Refuse options that the other backend alone reads."""
+        if self.backend == "live":
+            strange = [name for name in ("traces", "live_check") if getattr(self, name) is not None]
+            if strange:
+                raise RequestError(f"{_flag(strange[0])} is for --backend replay, this run is live")
+            return
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for name in LIVE_ONLY:
+            if getattr(self, name) != defaults[name]:
+                raise RequestError(f"{_flag(name)} is decided by the trace; with --backend live it can be chosen")
+
+    @property
+    def rounds(self) -> int:
+        """Rounds to train for."""
+        if self.total_timesteps is not None:
+            return self.total_timesteps
+        return LIVE_ROUNDS if self.backend == "live" else REPLAY_ROUNDS
+
+    @property
+    def checkpoint_rounds(self) -> int:
+        """Rounds between checkpoints."""
+        return self.checkpoint_every or (256 if self.backend == "live" else 40_960)
 
     @property
     def sampling_temperature(self) -> float:
@@ -127,12 +167,16 @@ class TrainConfig:
         return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
 
 
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def config_from_json(values: dict[str, Any]) -> TrainConfig:
     """The inverse of `TrainConfig.to_json`."""
     known = {f.name for f in dataclasses.fields(TrainConfig)}
     if unknown := set(values) - known:
         raise ArtefactError(f"the run's {CONFIG_FILE} has unknown fields {sorted(unknown)}; it is of another version")
-    paths = {k: Path(values[k]) for k in ("run_dir", "resume", "costs") if values.get(k) is not None}
+    paths = {k: Path(values[k]) for k in ("run_dir", "resume", "cost") if values.get(k) is not None}
     return TrainConfig(**{**values, **paths})
 
 
@@ -165,7 +209,7 @@ def check_resumable(given: TrainConfig, stored: TrainConfig) -> None:
     for field in dataclasses.fields(TrainConfig):
         before, now = getattr(stored, field.name), getattr(given, field.name)
         if field.name not in FREE_ON_RESUME and before != now:
-            flag = "--" + field.name.replace("_", "-")
+            flag = _flag(field.name)
             raise RequestError(f"--resume keeps {flag} {before} of the run; start a new run for {flag} {now}")
 
 

@@ -16,14 +16,14 @@ from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from assc.core import RoundRecord, Totals
+from assc.core import Totals
 from assc.tb import scalars_of
 
 TENSORBOARD_DIR = "tb"
 TAG = "decode"
 """group of our scalars, beside SB3's rollout, train and time"""
 SHOWN_ROUNDS = 200
-"""rounds that the running figures of the progress bar are pooled over"""
+"""counted parts (a round, or one round of all lanes) that the running figures of the progress bar are pooled over"""
 
 
 class Interrupt:
@@ -81,24 +81,25 @@ class TrainingLog:
         self.logger = Logger(str(folder), [_TensorBoard(folder, resumed_at)])
         self.total = total
         self.totals, self.window = Totals(), Totals()
-        self._recent: deque[RoundRecord] = deque(maxlen=SHOWN_ROUNDS)
+        self._recent: deque[Totals] = deque(maxlen=SHOWN_ROUNDS)
+        self._counted = 0
         shown = progress and sys.stderr.isatty()
         self._lines = progress and not shown
         self._bar = tqdm(total=total, initial=resumed_at or 0, unit="round", disable=not shown, dynamic_ncols=True)
 
-    def add(self, record: RoundRecord, step: int) -> None:
-        """Count one round; `step` is the number of rounds done so far."""
-        one = Totals.of([record])
-        self.totals, self.window = self.totals + one, self.window + one
-        self._recent.append(record)
-        self._bar.update(1)
-        if step % 20 == 0 and not self._bar.disable:
+    def add(self, played: Totals, step: int) -> None:
+        """Count one or more rounds; `step` is the number of rounds done so far."""
+        self.totals, self.window = self.totals + played, self.window + played
+        self._recent.append(played)
+        self._bar.update(played.rounds)
+        self._counted += 1
+        if self._counted % 20 == 0 and not self._bar.disable:
             self._bar.set_postfix_str(self._figures())
-        if self._lines and (step * 10) // self.total > ((step - 1) * 10) // self.total:
+        if self._lines and (step * 10) // self.total > ((step - played.rounds) * 10) // self.total:
             print(f"  {step} of {self.total} rounds: {self._figures()}", flush=True)
 
     def _figures(self) -> str:
-        recent = Totals.of(list(self._recent))
+        recent = sum(self._recent, Totals())
         speed, accepted = recent.tokens_per_second, recent.acceptance_rate
         parts = [f"{speed:.1f} tokens/s" if speed is not None else "no time passed"]
         parts.append("nothing drafted" if accepted is None else f"acceptance {accepted:.2f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,21 @@ import numpy as np
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
 from assc.errors import ArtefactError
-from envs import SpecDecodeEnv
 from policies.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
 from policies.train_config import TrainConfig
 from policies.train_log import Interrupt, TrainingLog
+from policies.train_play import Play
 
 CLASSES: dict[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": A2C, "dqn": DQN}
 ROLLOUT = 256
-"""rounds per PPO update: a default run of 3,000 rounds makes 12 of them"""
+"""rounds per PPO update on one environment: a live run of 3,000 rounds makes 12 of them"""
+LANES_ROLLOUT = 4096
+"""rounds per PPO update on the lanes of a trace"""
+LANES = {"ppo": 64, "a2c": 64, "dqn": 8}
+"""requests under way at once over a trace, at most"""
 GAMMA = 0.1
 """a round's choice hardly changes what the next rounds can win, since the text is fixed: on recorded SmolLM2 texts the
 policies of 3,072 rounds reached 1.82x (modelled, four seeds) with 0.1, 1.79x with 0.5, 1.70x with 0.9"""
@@ -31,27 +35,44 @@ REPORT_ROUNDS = 64
 """fewest rounds that one point of our scalars is pooled over"""
 
 
-def rollout_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None) -> int:
-    """Rounds per update, never more than the whole run; a resumed run keeps what it was started with."""
+@dataclass(frozen=True)
+class Rollout:
+    """Rounds per update, and in how many lanes they are played."""
+
+    rounds: int
+    lanes: int
+
+    @property
+    def steps(self) -> int:
+        """Rounds of each lane."""
+        return self.rounds // self.lanes
+
+
+def rollout_of(config: TrainConfig, *, vectorised: bool, checkpoint: Checkpoint | None = None) -> Rollout:
+    """Never more than the whole run; a resumed run keeps what it was started with."""
     if checkpoint is not None:
-        return int(checkpoint.state["rollout"])
-    return min({"ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.total_timesteps)
+        return Rollout(int(checkpoint.state["rollout"]), int(checkpoint.state["lanes"]))
+    if not vectorised:
+        return Rollout(min({"ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.rounds), 1)
+    rounds = min({"ppo": LANES_ROLLOUT, "a2c": 1024, "dqn": 32}[config.algo], config.rounds)
+    lanes = min(LANES[config.algo], max(1, rounds // 4))
+    return Rollout(rounds // lanes * lanes, lanes)
 
 
-def _minibatch(rollout: int) -> int:
-    """The largest divisor of the rollout up to 64, so that no minibatch is cut; the rollout itself if that is tiny."""
-    best = max(d for d in range(1, min(64, rollout) + 1) if rollout % d == 0)
+def _minibatch(rollout: int, most: int = 64) -> int:
+    """The largest divisor of the rollout up to `most`, so that no minibatch is cut; the rollout itself if that is tiny."""
+    best = max(d for d in range(1, min(most, rollout) + 1) if rollout % d == 0)
     return best if best >= min(16, rollout) else rollout
 
 
-def learner_settings(config: TrainConfig) -> dict[str, Any]:
-    """Hyperparameters for a few thousand rounds on a small network."""
-    n, total = rollout_rounds(config), config.total_timesteps
+def learner_settings(config: TrainConfig, rollout: Rollout) -> dict[str, Any]:
+    """Hyperparameters for a small network: a few thousand rounds of one decoder, or many of a trace's lanes."""
+    n, total, many = rollout.steps, config.rounds, rollout.lanes > 1
     shared = {"policy": "MlpPolicy", "gamma": GAMMA, "seed": config.seed, "device": "cpu", "verbose": 0}
     if config.algo == "ppo":
         own: dict[str, Any] = {
             "n_steps": n,
-            "batch_size": _minibatch(n),
+            "batch_size": _minibatch(rollout.rounds, 512 if many else 64),
             "n_epochs": 10,
             "learning_rate": 1e-3,
             "gae_lambda": 0.9,
@@ -63,8 +84,8 @@ def learner_settings(config: TrainConfig) -> dict[str, Any]:
         own = {
             "learning_rate": 1e-3,
             "buffer_size": min(total, 50_000),
-            "learning_starts": min(200, total // 5),
-            "batch_size": 64,
+            "learning_starts": min(2000 if many else 200, total // 5),
+            "batch_size": 256 if many else 64,
             "train_freq": n,
             "target_update_interval": 200,
             "exploration_fraction": 0.3,
@@ -76,18 +97,16 @@ class Sb3Run:
     """One learner, its environment and its log; `snapshot` and `restore` move all of it through a checkpoint."""
 
     def __init__(
-        self, config: TrainConfig, env: SpecDecodeEnv, log: TrainingLog, checkpoint: Checkpoint | None
+        self, config: TrainConfig, play: Play, rollout: Rollout, log: TrainingLog, checkpoint: Checkpoint | None
     ) -> None:
-        self.config, self.env, self.log = config, env, log
-        self.monitor = Monitor(env)
+        self.config, self.play, self.rollout, self.log = config, play, rollout, log
         # Observations are bounded by design and stay as they are. Scaled by their statistics, the first rounds of a
         # request (no history: -1 everywhere) lie far out and learn the opposite of the rest, and a field that never
         # moved in training (c) throws the network off its range when it differs later.
-        self.venv = VecNormalize(DummyVecEnv([lambda: self.monitor]), norm_obs=False, gamma=GAMMA)
+        self.venv = VecNormalize(play.venv, norm_obs=False, gamma=GAMMA)
         self.rho_sums = [0.0, 0.0]
-        self.rollout = rollout_rounds(config, checkpoint)
         if checkpoint is None:
-            self.model = CLASSES[config.algo](env=self.venv, **learner_settings(config))
+            self.model = CLASSES[config.algo](env=self.venv, **learner_settings(config, rollout))
         else:
             self._restore(checkpoint)
         self.model.set_logger(log.logger)
@@ -102,7 +121,7 @@ class Sb3Run:
 
     def train(self, interrupt: Interrupt, run_dir: Path) -> bool:
         """Learn what is left to learn; False if Ctrl-C stopped it. Either way the last checkpoint is on disk."""
-        left = self.config.total_timesteps - self.steps
+        left = self.config.rounds - self.steps
         callback = _Callback(self, interrupt, run_dir)
         if left > 0:
             self.model.learn(
@@ -123,20 +142,21 @@ class Sb3Run:
         buffer = io.BytesIO()
         self.model.save(buffer)
         returns = self.venv.ret_rms
+        played, arrays = self.play.state_dict()
         state = {
-            "env": self.env.state_dict(),
-            "monitor": {"rewards": [float(r) for r in self.monitor.rewards], "needs_reset": self.monitor.needs_reset},
+            "play": played,
             "normalise": {
                 "returns": [float(returns.mean), float(returns.var), float(returns.count)],
                 "running": self.venv.returns.tolist(),
             },
             "rho_sums": self.rho_sums,
-            "rollout": self.rollout,
+            "rollout": self.rollout.rounds,
+            "lanes": self.rollout.lanes,
             "log": self.log.state_dict(),
             "generators": generator_states(),
             "exploration": self.model.action_space.np_random.bit_generator.state,
         }
-        return Checkpoint(self.steps, state, buffer.getvalue(), self._replay())
+        return Checkpoint(self.steps, state, buffer.getvalue(), self._replay() | arrays)
 
     def _replay(self) -> dict[str, Any]:
         if not isinstance(self.model, DQN):
@@ -159,15 +179,14 @@ class Sb3Run:
             assert stored is not None
             stored.pos, stored.full = int(arrays.pop("pos")), bool(arrays.pop("full"))
             for name, array in arrays.items():
-                getattr(stored, name)[: len(array)] = array
+                if not name.startswith("play/"):
+                    getattr(stored, name)[: len(array)] = array
         state = checkpoint.state
         normalise, returns = state["normalise"], self.venv.ret_rms
         mean, var, returns.count = normalise["returns"]
         returns.mean, returns.var = np.array(mean, dtype=np.float64), np.array(var, dtype=np.float64)
         self.venv.returns = np.array(normalise["running"], dtype=np.float64)
-        self.env.reset(seed=self.config.seed)
-        self.env.load_state_dict(state["env"])
-        self.monitor.rewards, self.monitor.needs_reset = state["monitor"]["rewards"], state["monitor"]["needs_reset"]
+        self.play.load_state_dict(state["play"], checkpoint.replay, self.config.seed)
         self.rho_sums = state["rho_sums"]
         self.log.load_state_dict(state["log"])
         restore_generators(state["generators"])
@@ -187,7 +206,7 @@ class _Callback(BaseCallback):
         self._on_policy = not isinstance(run.model, DQN)
 
     def _on_rollout_start(self) -> None:
-        due = self.run.steps - self._saved_at >= self.run.config.checkpoint_every
+        due = self.run.steps - self._saved_at >= self.run.config.checkpoint_rounds
         if due or self._on_policy or self.interrupt.requested:
             self._boundary = self.run.snapshot()
         if (due or self.interrupt.requested) and self._boundary is not None:
@@ -196,7 +215,7 @@ class _Callback(BaseCallback):
             self._saved_on_request = self.interrupt.requested
 
     def _on_step(self) -> bool:
-        self.run.log.add(self.locals["infos"][0]["record"], self.num_timesteps)
+        self.run.log.add(self.run.play.take_totals(self.locals["infos"]), self.num_timesteps)
         if not self.interrupt.requested:
             return True
         if self._on_policy and self._boundary is not None:
@@ -207,10 +226,10 @@ class _Callback(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         log, run = self.run.log, self.run
-        if log.window.rounds < min(REPORT_ROUNDS, run.config.total_timesteps):
+        if log.window.rounds < min(REPORT_ROUNDS, run.config.rounds):
             return
         tokens, seconds = log.window.tokens, log.window.seconds
         run.rho_sums = [RHO_MEMORY * run.rho_sums[0] + tokens, RHO_MEMORY * run.rho_sums[1] + seconds]
         if run.rho_sums[1] > 0:
-            run.env.set_rho(run.rho_sums[0] / run.rho_sums[1])
+            run.play.set_rho(run.rho_sums[0] / run.rho_sums[1])
         log.record_window()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +9,22 @@ from typing import Any
 
 from assc.core import Backend, Request
 from assc.costs import CostModel
-from assc.errors import ArtefactError
+from assc.costs_io import read_costs
 from assc.files import write_json
+from assc.observe import DEFAULT_FIELDS
+from assc.replay import ReplayBackend
+from assc.shipped import shipped_costs, shipped_trace
+from assc.trace import Trace
+from assc.trace_io import read_trace
 from assc.workloads import Prompt, load_workload, make_requests, select
+from envs import SpecDecodeEnv
 from envs.sources import fitting
-from policies.train_config import TrainConfig
+from envs.vector import ReplayVecEnv
+from policies.train_config import LIVE_EVAL_REQUESTS, TrainConfig
+from policies.train_play import LanesPlay, Play, SinglePlay
 
 COSTS_FILE = "costs.json"
+PEEKED_FIELDS = ("draft_entropy", "draft_top1")
 
 
 @dataclass
@@ -32,16 +40,19 @@ class Problem:
     """a few train requests with that budget, on which the static K is tuned"""
     costs: CostModel | None = None
     description: dict[str, Any] = field(default_factory=dict)
+    trace: Trace | None = None
+    """where `train` is part of a trace, learners of stable-baselines3 play many of its requests at once"""
 
-
-def read_costs(path: Path) -> CostModel:
-    """The cost model in a `costs.json`."""
-    try:
-        return CostModel.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise ArtefactError(f"there is no cost model at {path}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtefactError(f"the cost model {path} cannot be read ({error})") from None
+    def play(self, config: TrainConfig, lanes: int) -> Play:
+        """The environment to train on; `lanes` counts only where there is a trace."""
+        fields = (*DEFAULT_FIELDS, *PEEKED_FIELDS) if config.peek else DEFAULT_FIELDS
+        if self.trace is None:
+            return SinglePlay(SpecDecodeEnv(self.backend, self.train, reward=config.reward, fields=fields))
+        assert self.costs is not None
+        rows = [self.trace.rows_by_key[r.id, r.seed, r.temperature] for r in self.train]
+        venv = ReplayVecEnv(self.trace, self.costs, lanes, rows=rows, reward=config.reward, fields=fields)
+        venv.seed(config.seed)
+        return LanesPlay(venv)
 
 
 def write_costs(run_dir: Path, costs: CostModel) -> None:
@@ -54,9 +65,10 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
     from assc.live import LiveBackend
     from assc.pairs import load_pair
 
-    costs = read_costs(config.costs) if config.costs is not None else None
+    costs = read_costs(config.cost).model if config.cost is not None else None
     train, held_out = load_workload(config.workload, "train"), load_workload(config.workload, "held-out")
-    select(held_out, max(1, config.eval_requests), config.seed)  # too many are refused before the models are loaded
+    compared = LIVE_EVAL_REQUESTS if config.eval_requests is None else config.eval_requests
+    select(held_out, max(1, compared), config.seed)  # too many are refused before the models are loaded
     pair = load_pair(
         config.pair,
         target=config.target,
@@ -85,8 +97,24 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         backend=backend,
         eval_backend=eval_backend,
         train=requests(train, config.max_new_tokens),
-        held_out=some(held_out, config.eval_requests),
+        held_out=some(held_out, compared),
         tune=some(train, tune_requests),
         costs=backend.cost_model,
         description={**backend.describe(), "workload": config.workload, "time_source": config.time_source},
+    )
+
+
+def replay_problem(config: TrainConfig) -> Problem:
+    """A trace's own requests and splits; `TraceError` where it lacks one of them."""
+    trace = shipped_trace() if config.traces is None else read_trace(config.traces)
+    costs = shipped_costs() if config.cost is None else read_costs(config.cost).model
+    backend = ReplayBackend(trace, costs)
+    return Problem(
+        backend=backend,
+        eval_backend=backend,
+        train=trace.requests(trace.where(split="train")),
+        held_out=trace.requests(trace.where(split="held-out")) if config.eval_requests != 0 else (),
+        costs=costs,
+        description={**backend.describe(), "workload": trace.header.workload, "time_source": "modelled"},
+        trace=trace,
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from assc.errors import RequestError
-from envs import SpecDecodeEnv
 from policies.artefact import save_policy
 from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
 from policies.sb3_adapter import export_sb3
@@ -20,8 +19,8 @@ from policies.train_bandit import BanditRun
 from policies.train_config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
 from policies.train_log import TENSORBOARD_DIR, Interrupt, TrainingLog
 from policies.train_report import TUNE_REQUESTS, compare
-from policies.train_sb3 import Sb3Run, rollout_rounds
-from policies.train_setup import COSTS_FILE, Problem, live_problem, write_costs
+from policies.train_sb3 import Sb3Run, rollout_of
+from policies.train_setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
 
 POLICY_FILE = "policy.zip"
 INTERRUPTED = 130
@@ -34,11 +33,10 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
     """
     config.check()
     run_dir, checkpoint = _open(config)
-    if config.resume is not None and config.costs is None and (run_dir / COSTS_FILE).is_file():
-        config = replace(config, costs=run_dir / COSTS_FILE)
+    if config.resume is not None and config.cost is None and (run_dir / COSTS_FILE).is_file():
+        config = replace(config, cost=run_dir / COSTS_FILE)
     if problem is None:
-        say(f"Loading {config.target or config.pair} and workload {config.workload} ({config.time_source} seconds) …")
-        problem = live_problem(config, tune_requests=TUNE_REQUESTS if config.eval_requests else 0)
+        problem = _problem(config)
     if checkpoint is None:
         try:
             run_dir.mkdir(parents=True)
@@ -53,7 +51,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
     try:
-        if config.eval_requests:
+        if config.eval_requests != 0:
             compare(config, problem, run_dir, run_dir / POLICY_FILE)
     except KeyboardInterrupt:
         say("\nThe comparison was stopped; training is complete.")
@@ -61,6 +59,15 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         return INTERRUPTED
     say_next(config, problem, run_dir)
     return 0
+
+
+def _problem(config: TrainConfig) -> Problem:
+    """What to play on, read or loaded."""
+    if config.backend == "replay":
+        say(f"Reading {config.traces or 'the packaged trace'} (modelled seconds, no model is needed) …")
+        return replay_problem(config)
+    say(f"Loading {config.target or config.pair} and workload {config.workload} ({config.time_source} seconds) …")
+    return live_problem(config, tune_requests=0 if config.eval_requests == 0 else TUNE_REQUESTS)
 
 
 def say(text: str) -> None:
@@ -73,7 +80,13 @@ def say_next(config: TrainConfig, problem: Problem, run_dir: Path) -> None:
     quoted = shlex.quote(str(run_dir))
     say("Next:")
     say(f"  tensorboard --logdir {quoted}/{TENSORBOARD_DIR}")
-    parts = ["python eval.py --backend live", f"--pair {config.pair} --workload {config.workload}"]
+    parts = [f"python eval.py --backend {config.backend}"]
+    if config.backend == "replay":
+        parts += [f"--{n} {shlex.quote(str(v))}" for n in ("traces", "cost") if (v := getattr(config, n)) is not None]
+        specs = f"ar static:tuned assc threshold bandit:ucb oracle {quoted}/{POLICY_FILE}"
+        say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
+        return
+    parts += [f"--pair {config.pair} --workload {config.workload}"]
     parts += [f"--{name} {value}" for name in ("target", "draft") if (value := getattr(config, name)) is not None]
     if config.mode != "greedy":
         parts.append(f"--mode {config.mode} --temperature {config.sampling_temperature:g}")
@@ -89,7 +102,8 @@ def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
         check_resumable(config, stored_config(config.resume))
         return config.resume, read_checkpoint(config.resume)
     if config.run_dir is None:
-        name = f"{config.algo.replace(':', '-').replace(',', '-')}-{config.pair}-{datetime.now():%Y%m%d-%H%M%S}"
+        played = "replay" if config.backend == "replay" else config.pair
+        name = f"{config.algo.replace(':', '-').replace(',', '-')}-{played}-{datetime.now():%Y%m%d-%H%M%S}"
         return Path("runs") / name, None
     if config.run_dir.exists():
         raise RequestError(f"{config.run_dir} exists; give a new --run-dir, or go on with --resume {config.run_dir}")
@@ -105,25 +119,27 @@ def _generators_kept() -> Iterator[None]:
         restore_generators(states)
 
 
-def planned_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None) -> int:
+def planned_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None, *, vectorised: bool = False) -> int:
     """Rounds that will have been done at the end: on-policy learners finish the rollout they are in."""
     if config.algo not in SB3_ALGORITHMS:
-        return config.total_timesteps
-    done, rollout = checkpoint.steps if checkpoint is not None else 0, rollout_rounds(config, checkpoint)
-    return done + math.ceil(max(0, config.total_timesteps - done) / rollout) * rollout
+        return config.rounds
+    done = checkpoint.steps if checkpoint is not None else 0
+    rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint).rounds
+    return done + math.ceil(max(0, config.rounds - done) / rollout) * rollout
 
 
 def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
     """Train, save the policy, and say what was done. False when Ctrl-C stopped it."""
     done = checkpoint.steps if checkpoint is not None else 0
-    planned = planned_rounds(config, checkpoint)
+    vectorised = problem.trace is not None
+    planned = planned_rounds(config, checkpoint, vectorised=vectorised)
     _say_plan(config, problem, planned, done, run_dir)
     log = TrainingLog(run_dir, planned, resumed_at=done if checkpoint is not None else None, progress=config.progress)
     try:
         run: Sb3Run | BanditRun
         if config.algo in SB3_ALGORITHMS:
-            env = SpecDecodeEnv(problem.backend, problem.train, reward=config.reward)
-            run = Sb3Run(config, env, log, checkpoint)
+            rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)
+            run = Sb3Run(config, problem.play(config, rollout.lanes), rollout, log, checkpoint)
         else:
             run = BanditRun(config, problem.backend, problem.train, log, checkpoint)
         with Interrupt() as interrupt:
@@ -140,7 +156,7 @@ def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Che
 
 
 def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, run_dir: Path) -> None:
-    asked = "" if planned == config.total_timesteps else f" ({config.total_timesteps} asked for, whole rollouts played)"
+    asked = "" if planned == config.rounds else f" ({config.rounds} asked for, whole rollouts played)"
     start = f"Resuming {config.algo} at round {done}" if done else f"Training {config.algo}"
     say(
         f"{start}, up to round {planned}{asked}: {len(problem.train)} train requests, {len(problem.backend.table)} "
@@ -150,11 +166,12 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
 
 def _save(config: TrainConfig, problem: Problem, run: Sb3Run | BanditRun, run_dir: Path) -> Path:
     meta: dict[str, Any] = {
-        "mode": config.mode,
-        "pair": config.pair,
+        "mode": problem.backend.mode,
+        "pair": problem.description.get("pair") or config.pair,
         "training": {"rounds": run.steps, "updates": run.updates, **config.to_json()},
     }
     path = run_dir / POLICY_FILE
     if isinstance(run, Sb3Run):
-        return export_sb3(run.model, run.venv, path=path, featurizer=run.env.featurizer, table=run.env.table, meta=meta)
+        played = run.play
+        return export_sb3(run.model, run.venv, path=path, featurizer=played.featurizer, table=played.table, meta=meta)
     return save_policy(path, run.policy, table=problem.backend.table, meta=meta)

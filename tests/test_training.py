@@ -31,8 +31,9 @@ from policies import train_sb3
 from policies.checkpoint import CHECKPOINT_FILE, read_checkpoint
 from policies.train_config import TrainConfig, merge_resumed
 from policies.train_log import Interrupt, TrainingLog
+from policies.train_play import SinglePlay
 from policies.train_report import tune_static
-from policies.train_sb3 import Sb3Run
+from policies.train_sb3 import Rollout, Sb3Run
 from policies.train_setup import Problem
 from policies.training import planned_rounds, train
 
@@ -117,7 +118,8 @@ def test_b02_a_short_run_updates_the_policy(tmp_path: Path, capsys: pytest.Captu
         train(config(tmp_path, run_dir=run_dir, algo=algo, total_timesteps=16), problem())
         fresh = Sb3Run(
             config(tmp_path, algo=algo, total_timesteps=16),
-            SpecDecodeEnv(problem().backend, problem().train),
+            SinglePlay(SpecDecodeEnv(problem().backend, problem().train)),
+            Rollout(16, 1),
             TrainingLog(tmp_path / "other", 16, progress=False),
             None,
         )
@@ -402,7 +404,7 @@ def run_main(*words: str) -> int:
         (("--max-new-tokens", "-3"), "--max-new-tokens is at least 1"),
         (("--threads", "0"), "--threads is at least 1"),
         (("--workload", "none.jsonl"), "none.jsonl"),
-        (("--costs", "none.json"), "none.json"),
+        (("--cost", "none.json"), "none.json"),
         (("--resume", "nowhere"), "no config.json"),
         (("--frobnicate", "1"), "frobnicate"),
     ],

@@ -13,6 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from tiny_traces import COSTS, tiny_trace
 
+from assc.core import Totals
 from assc.errors import TraceError
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.observe import DEFAULT_FIELDS, FIELDS
@@ -71,8 +72,8 @@ def test_vec_env_of_sb3_agrees_with_the_gymnasium_one(reward: str) -> None:
         if a[2][0]:
             assert a[3][0]["TimeLimit.truncated"] == truncated
             single.reset()
-    tokens, seconds = one.lanes.take_sums()
-    assert tokens > 0 and seconds > 0 and one.lanes.take_sums() == (0.0, 0.0)
+    totals = one.lanes.take_totals()
+    assert totals.tokens > 0 and totals.seconds > 0 and one.lanes.take_totals() == Totals()
 
 
 def test_bad_actions_are_refused() -> None:

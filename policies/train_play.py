@@ -1,0 +1,90 @@
+"""What stable-baselines3 trains on: one environment over any backend, or many lanes over a trace.
+
+Both count what was played and give their whole state, so that a learner goes on after a kill as if nothing had been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from assc.actions import ActionTable
+from assc.core import Totals
+from assc.observe import Featurizer
+from envs import SpecDecodeEnv
+from envs.vector import ReplayVecEnv
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Play(Protocol):
+    """An SB3 `VecEnv` of decoding rounds, with its features, its table of actions and its state."""
+
+    venv: VecEnv
+    featurizer: Featurizer
+    table: ActionTable
+
+    def take_totals(self, infos: Sequence[Mapping[str, Any]]) -> Totals:
+        """What the last step played; `infos` are those of that step."""
+
+    def set_rho(self, rho: float) -> None:
+        """Move ρ of the `dinkelbach` reward."""
+
+    def state_dict(self) -> tuple[dict[str, Any], Arrays]:
+        """All that the next round depends on: what fits into JSON, and arrays."""
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Arrays, seed: int) -> None:
+        """Go on where `state_dict` was taken."""
+
+
+class SinglePlay:
+    """One environment, one request at a time: any backend."""
+
+    def __init__(self, env: SpecDecodeEnv) -> None:
+        self.env = env
+        self.monitor = Monitor(env)
+        self.venv: VecEnv = DummyVecEnv([lambda: self.monitor])
+        self.featurizer, self.table = env.featurizer, env.table
+
+    def take_totals(self, infos: Sequence[Mapping[str, Any]]) -> Totals:
+        return Totals.of([infos[0]["record"]])
+
+    def set_rho(self, rho: float) -> None:
+        self.env.set_rho(rho)
+
+    def state_dict(self) -> tuple[dict[str, Any], Arrays]:
+        monitor = {"rewards": [float(r) for r in self.monitor.rewards], "needs_reset": self.monitor.needs_reset}
+        return {"env": self.env.state_dict(), "monitor": monitor}, {}
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Arrays, seed: int) -> None:
+        self.env.reset(seed=seed)
+        self.env.load_state_dict(state["env"])
+        self.monitor.rewards, self.monitor.needs_reset = state["monitor"]["rewards"], state["monitor"]["needs_reset"]
+
+
+class LanesPlay:
+    """Many requests of a trace in lockstep."""
+
+    def __init__(self, venv: ReplayVecEnv) -> None:
+        self.venv: VecEnv = venv
+        self.lanes = venv.lanes
+        self.featurizer, self.table = self.lanes.features.featurizer, self.lanes.table
+
+    def take_totals(self, infos: Sequence[Mapping[str, Any]]) -> Totals:
+        return self.lanes.take_totals()
+
+    def set_rho(self, rho: float) -> None:
+        self.lanes.set_rho(rho)
+
+    def state_dict(self) -> tuple[dict[str, Any], Arrays]:
+        state, arrays = self.lanes.state_dict()
+        return {"lanes": state}, {f"play/{name}": array for name, array in arrays.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Arrays, seed: int) -> None:
+        own = {name.removeprefix("play/"): np.asarray(a) for name, a in arrays.items() if name.startswith("play/")}
+        self.lanes.load_state_dict(state["lanes"], own)
