@@ -26,12 +26,12 @@ from assc.core import Action, Observation, Request, RoundRecord
 from assc.errors import ArtefactError, AsscError, RequestError, SpecError
 from assc.registry import make_policy
 from assc.run import run_request
+from assc.tuning import static_spec, tune_static
 from envs import SpecDecodeEnv
 from policies import train_sb3
 from policies.checkpoint import CHECKPOINT_FILE, read_checkpoint
 from policies.train_config import TrainConfig, merge_resumed
 from policies.train_log import Interrupt, TrainingLog
-from policies.train_report import tune_static
 from policies.train_sb3 import Sb3Run
 from policies.train_setup import Problem
 from policies.training import planned_rounds, train
@@ -295,14 +295,21 @@ def test_the_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Ca
     tuned = result["meta"]["static_tuned"]
     names = [row["policy"] for row in result["rows"]]
     assert names[0] == "ar" and names[-1] == str(tmp_path / "run" / "policy.zip")
-    assert f"static:{tuned} (tuned)" in names and {"assc", "bandit:ucb"} <= set(names)
+    assert tuned.startswith("static:") and f"{tuned} (tuned)" in names and {"assc", "bandit:ucb"} <= set(names)
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"]["run_dir"] == str(tmp_path / "run") and stored["versions"]["stable-baselines3"]
 
 
-def test_static_k_is_tuned_to_the_best_of_the_sweep() -> None:
-    assert tune_static(FakeBackend(k_values=EVERY_K, alpha=0.95, c=0.01), fake_requests(3)) == 16
-    assert tune_static(FakeBackend(k_values=EVERY_K, alpha=0.2, c=0.5), fake_requests(3)) == 2
+def test_a_static_action_is_tuned_to_the_best_of_the_sweep() -> None:
+    def tuned(**chances: float) -> str:
+        backend = FakeBackend(drafters=("ngram", "model"), k_values=EVERY_K, **chances)
+        return static_spec(tune_static(backend, fake_requests(3)), backend.table)
+
+    one = FakeBackend(k_values=EVERY_K, alpha=0.95, c=0.01)
+    assert tune_static(one, fake_requests(3)) == Action("ngram", 16)
+    assert tuned(alpha=0.95, c=0.01) in ("static:16", "static:drafter=model,k=16")
+    assert tuned(alpha=0.6, c=0.2) in ("static:2", "static:drafter=model,k=2")
+    assert tuned(alpha=0.2, c=0.5) == "static:0", "drafting does not pay here"
 
 
 def test_held_out_requests_are_never_trained_on(tmp_path: Path) -> None:
