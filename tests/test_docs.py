@@ -15,13 +15,17 @@ import eval as eval_script
 import train_policy
 from assc import __main__ as module_main
 from assc import registry
+from assc.costs_io import CostFile, write_costs
+from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
+from assc.trace_io import write_trace
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BY_CI = ("pip install", "pytest", "tensorboard ")
 """parts of commands that `.ci/run` runs (the tests themselves, installation), or that start a server"""
-SMALL = {
+SMALL: dict[str, dict[str, str | None]] = {
     "eval": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None, "--tensorboard": None},
+    "replay": {"--traces": "trace.npz", "--cost": "costs.json", "--json": None, "--tensorboard": None},
     "train": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
 }
 
@@ -51,10 +55,19 @@ def shrink(words: list[str], changes: dict[str, str | None]) -> list[str]:
     return words
 
 
+def write_small_trace() -> None:
+    """A synthetic trace and its costs in the working directory, where `SMALL["replay"]` finds them."""
+    write_trace(MarkovSource().trace(markov_requests(9, max_new_tokens=16)), Path("trace.npz"))
+    write_costs(CostFile(MARKOV_COSTS), Path("costs.json"))
+
+
 def run(command: str) -> int:
     words = shlex.split(command)
     if words[:2] == ["python", "eval.py"]:
-        arguments = shrink(words[2:], SMALL["eval"])
+        replay = "replay" in words
+        if replay:
+            write_small_trace()
+        arguments = shrink(words[2:], SMALL["replay" if replay else "eval"])
         kept = [w for w in arguments if not w.endswith(".zip")]
         for option in ("--target", "--draft"):  # any pair: the tiny one stands in for it
             if option in kept:
