@@ -23,6 +23,11 @@ EXIT_INTERRUPTED = 130
 """128 + SIGINT, the shells' convention"""
 
 
+def say(text: str) -> None:
+    """Tell the user on standard error, at once, what is going on."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class UsageError(AsscError):
     """A command line that cannot be read."""
 

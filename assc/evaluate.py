@@ -16,6 +16,7 @@ from assc.core import Backend, Episode, Policy, Request
 from assc.errors import AsscError, RequestError
 from assc.files import versions
 from assc.metrics import DEFINITIONS, Run
+from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, EvaluationInterrupted, RequestResult, unique_labels
 from assc.run import run_request
@@ -38,8 +39,8 @@ def _check(requests: Sequence[Request], policies: Sequence[tuple[str, Policy]], 
         raise ValueError("one policy object is listed twice; its copies would share what they learn, make two objects")
 
 
-def _check_requests(backend: Backend, requests: Sequence[Request]) -> None:
-    """Let the backend refuse a request (too long, say) before hours of work; a backend without `check` tells later."""
+def check_requests(backend: Backend, requests: Sequence[Request]) -> None:
+    """Let the backend refuse a request (too long, say) before hours of work; one without `check` tells later."""
     check = getattr(backend, "check", None)
     if check is None:
         return
@@ -148,6 +149,8 @@ def evaluate(
     on_episode: OnEpisode | None = None,
     on_request: OnRequest | None = None,
     meta: Mapping[str, Any] | None = None,
+    actions: Mapping[str, str] | None = None,
+    ladder: Ladder | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Evaluation:
     """Compare policies on the same requests, paired by request and interleaved in time.
@@ -158,13 +161,15 @@ def evaluate(
     state in which it was handed over. The same name may be listed twice (A/A) with two objects.
 
     `on_episode(label, episode)` is called after each run, `on_request(result)` once all policies have finished a
-    request. `meta` is added to the result's own. `clock` (seconds) measures the wall time around each episode.
+    request. `meta` is added to the result's own. `actions` says what tuning chose for a policy, `ladder` what the same
+    requests take without a policy (`assc.oracle.ladder`); both only go into the result. `clock` (seconds) measures the
+    wall time around each episode.
 
     Raises `AsscError` for input that cannot be evaluated, and `EvaluationInterrupted` (a `KeyboardInterrupt` that
     carries the finished part) on Ctrl-C.
     """
     _check(requests, policies, repeats, warmup)
-    _check_requests(backend, requests)
+    check_requests(backend, requests)
     players = _Players(backend, policies, clock, on_episode or (lambda label, episode: None))
     evaluation = Evaluation(
         names=tuple(name for name, _ in policies),
@@ -174,6 +179,8 @@ def evaluate(
         baseline=players.baseline,
         meta=_meta(backend, requests, seed=seed, repeats=repeats, warmup=warmup, extra=meta or {}),
         complete=False,
+        ladder=ladder,
+        actions=dict(actions or {}),
     )
     json.dumps(evaluation.meta, allow_nan=False)  # what could not be written fails now, not after hours of work
     warming = list(requests[:warmup])

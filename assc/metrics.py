@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from assc.core import Episode, RoundRecord, Totals
+from assc.oracle import Ladder
 from assc.stats import NO_INTERVAL, Interval, mean_of_ratios, speedup, speedup_interval
 
 ROW_KEYS: tuple[str, ...] = (
@@ -27,6 +28,9 @@ ROW_KEYS: tuple[str, ...] = (
     "draft_time_share",
     "policy_time_share",
     "rounds",
+    "time_source",
+    "oracle_fraction",
+    "action",
 )
 
 DEFINITIONS: dict[str, str] = {
@@ -47,6 +51,15 @@ DEFINITIONS: dict[str, str] = {
     "draft_time_share": "seconds spent drafting / seconds",
     "policy_time_share": "seconds spent in the policy (deciding and learning) / seconds",
     "rounds": "verification steps of the target, counted one by one",
+    "time_source": "measured = the clock of this run; modelled = a cost model priced the counted work",
+    "oracle_fraction": "(policy - static:tuned) / (oracle - static:tuned) in tokens_per_second, on the same requests: "
+    "0 is the static action tuned on train requests, 1 the hindsight optimum, below 0 is worse than tuning one action; "
+    "null without a trace, without requests to tune on, or where the oracle gains nothing",
+    "action": "what tuning chose for static:tuned, drafter:K or rollback; null for every other policy",
+    "ladder": "rungs that need no policy, on the same requests, null without a trace: plain = no drafting; tuned = the "
+    "action with the most tokens per second on train requests, played in all rounds; best_static_per_request = each "
+    "request with its own best action, known in hindsight; oracle = the exact minimum of seconds over every schedule "
+    "of drafter and K",
     "same_text": "every policy emitted the same token ids for every request; null in mode rejection, where texts "
     "differ by design",
     "details.tokens_per_round_mean_of_requests": "mean over requests of tokens / rounds of each request",
@@ -99,8 +112,18 @@ def _columns(totals: Sequence[Totals]) -> tuple[list[float], list[float]]:
     return [float(t.tokens) for t in totals], [t.seconds for t in totals]
 
 
-def make_row(name: str, mine: Sequence[Run], base: Sequence[Run], *, seed: int, is_baseline: bool) -> dict[str, Any]:
-    """One row of the table, with exactly `ROW_KEYS`. `mine` and `base` cover the same requests and repeats."""
+def make_row(
+    name: str,
+    mine: Sequence[Run],
+    base: Sequence[Run],
+    *,
+    seed: int,
+    is_baseline: bool,
+    measured: bool = True,
+    ladder: Ladder | None = None,
+    action: str | None = None,
+) -> dict[str, Any]:
+    """One row of the table, with exactly `ROW_KEYS`. `mine`, `base` and `ladder` cover the same requests, repeated."""
     total = pooled(mine)
     ratio: float | None = None
     interval: Interval = NO_INTERVAL
@@ -125,6 +148,9 @@ def make_row(name: str, mine: Sequence[Run], base: Sequence[Run], *, seed: int, 
         "draft_time_share": total.share("draft"),
         "policy_time_share": total.share("policy"),
         "rounds": total.rounds,
+        "time_source": "measured" if measured else "modelled",
+        "oracle_fraction": ladder.fraction(total.seconds) if ladder is not None else None,
+        "action": action,
     }
     return {key: values[key] for key in ROW_KEYS}
 
@@ -135,9 +161,12 @@ def acceptance_by_position(rounds: Sequence[RoundRecord]) -> list[float]:
     Not conditional on the token before, so it falls with j even for a constant acceptance per token.
     """
     longest = max((r.drafted for r in rounds), default=0)
-    drafted = [sum(r.drafted > j for r in rounds) for j in range(longest)]
-    accepted = [sum(r.accepted > j for r in rounds) for j in range(longest)]
-    return [a / d for a, d in zip(accepted, drafted, strict=True)]
+    drafted, accepted = (
+        np.bincount(counts, minlength=longest + 1)[:0:-1].cumsum()[::-1]
+        for counts in ([r.drafted for r in rounds] or [0], [r.accepted for r in rounds] or [0])
+    )
+    share: list[float] = (accepted / drafted).tolist()
+    return share
 
 
 def _by_repeat(mine: Sequence[Run], base: Sequence[Run]) -> list[float | None]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ from numpy.typing import NDArray
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action
 from assc.vector_replay import FlatTrace, Floats, Ints, static_seconds
+
+TIE = 1e-9
+"""relative difference below which two speeds are the same"""
 
 
 @dataclass(frozen=True)
@@ -165,31 +169,71 @@ def tuned_static(flat: FlatTrace, train: Sequence[int], table: ActionTable) -> A
 
 @dataclass(frozen=True)
 class Ladder:
-    """Σseconds [R] of the rungs that need no policy, for the same requests."""
+    """Σseconds [R] of the rungs that need no policy, for the same requests, and their tokens [R]."""
 
     plain: Floats
-    tuned: Floats
-    tuned_action: Action
+    tuned: Floats | None
+    """None where there was no other request to tune on"""
+    tuned_action: Action | None
     best_static: Floats
     """each request with its own best action"""
     oracle: Floats
-    tokens: int
+    lengths: Ints
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def at(self, requests: Sequence[int]) -> Ladder:
+        """The ladder of some of the requests, which may be listed more than once."""
+        at = list(requests)
+        return Ladder(
+            plain=self.plain[at],
+            tuned=None if self.tuned is None else self.tuned[at],
+            tuned_action=self.tuned_action,
+            best_static=self.best_static[at],
+            oracle=self.oracle[at],
+            lengths=self.lengths[at],
+        )
 
     def fraction(self, seconds: float) -> float | None:
         """(policy - static) / (oracle - static) in tokens/s; None where the oracle gains nothing."""
-        speed = [self.tokens / s for s in (seconds, float(self.tuned.sum()), float(self.oracle.sum()))]
-        return None if speed[2] <= speed[1] else (speed[0] - speed[1]) / (speed[2] - speed[1])
+        if self.tuned is None or seconds <= 0:
+            return None
+        policy, static, oracle = (self.tokens / s for s in (seconds, float(self.tuned.sum()), float(self.oracle.sum())))
+        return None if oracle <= static * (1 + TIE) else (policy - static) / (oracle - static)
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds, tokens, tokens/s, speed-up and `oracle_fraction` of each rung; null for one that is unknown."""
+        plain = float(self.plain.sum())
+
+        def rung(own: Floats) -> dict[str, Any]:
+            seconds = float(own.sum())
+            speeds = {"tokens_per_second": self.tokens / seconds, "speedup": plain / seconds}
+            return {"seconds": seconds, "tokens": self.tokens, **speeds, "oracle_fraction": self.fraction(seconds)}
+
+        return {
+            "plain": rung(self.plain),
+            "tuned": None if self.tuned is None else {**rung(self.tuned), "action": str(self.tuned_action)},
+            "best_static_per_request": rung(self.best_static),
+            "oracle": rung(self.oracle),
+        }
 
 
-def ladder(flat: FlatTrace, train: Sequence[int], held_out: Sequence[int], table: ActionTable) -> Ladder:
-    """Rungs on the `held_out` requests; the static action is tuned on `train`."""
-    action = tuned_static(flat, train, table)
+def ladder(
+    flat: FlatTrace, train: Sequence[int], held_out: Sequence[int], table: ActionTable, *, best: Optimum | None = None
+) -> Ladder:
+    """Rungs on the `held_out` requests; the static action is tuned on `train`, if there are such requests.
+
+    `best` is the optimum of the `held_out` requests where it is known already.
+    """
+    action = tuned_static(flat, train, table) if len(train) else None
     seconds = static_table(flat, held_out, table)
     return Ladder(
         plain=seconds[:, 0],
-        tuned=seconds[:, table.index(action)],
+        tuned=None if action is None else seconds[:, table.index(action)],
         tuned_action=action,
         best_static=seconds.min(1),
-        oracle=optimum(flat, held_out).seconds,
-        tokens=int(flat.end[list(held_out)].sum()),
+        oracle=(best or optimum(flat, held_out)).seconds,
+        lengths=flat.end[list(held_out)],
     )

@@ -12,21 +12,25 @@ from assc.oracle import optimum
 from assc.replay import ReplayBackend
 from assc.vector_replay import FlatTrace
 
+Plans = Mapping[tuple[int, int], dict[int, Action]]
+"""(row of the trace, budget of new tokens) -> committed new tokens -> action"""
+
 
 class OraclePolicy:
     """Plays the exact optimum of the request that `backend` has under way.
 
-    The plans of all requests of the trace are computed at the first use. A request with a smaller budget than was
-    recorded gets a plan of its own. Raises `RequestError` when the backend decodes another request than the trace's.
+    The plans of all requests of the trace are computed at the first use, unless `plans` has them already. A request
+    with a smaller budget than was recorded gets a plan of its own. Raises `RequestError` when the backend decodes
+    another request than the trace's.
     """
 
     spec = "oracle"
     needs: frozenset[str] = frozenset()
     privileged: ClassVar[bool] = True
 
-    def __init__(self, backend: ReplayBackend) -> None:
+    def __init__(self, backend: ReplayBackend, plans: Plans | None = None) -> None:
         self.backend = backend
-        self._plans: dict[tuple[int, int], dict[int, Action]] = {}
+        self._plans = dict(plans or {})
 
     def begin(self, table: ActionTable) -> None:
         """Nothing to forget: the plan depends on the request alone."""

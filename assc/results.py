@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from assc.core import Mode, Request
 from assc.files import write_json
 from assc.metrics import Run, make_details, make_row
+from assc.oracle import Ladder
 
 MAX_DIFFERENCES = 20
 """differing texts that are listed; all are counted"""
@@ -55,6 +56,10 @@ class Evaluation:
     meta: dict[str, Any] = field(default_factory=dict)
     results: list[RequestResult] = field(default_factory=list)
     complete: bool = True
+    ladder: Ladder | None = None
+    """rungs for the requests in their order, where there is a trace"""
+    actions: Mapping[str, str] = field(default_factory=dict)
+    """policy -> the action that tuning chose for it"""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -67,11 +72,31 @@ class Evaluation:
 
     def rows(self, category: str | None = None) -> list[dict[str, Any]]:
         """One row per policy in the order given, over all requests or those of one category."""
-        base = self._runs(None, category)
-        return [
-            make_row(name, self._runs(i, category), base, seed=self.seed, is_baseline=i == self.baseline)
-            for i, name in enumerate(self.names)
-        ]
+        return [self._row(name, i, category) for i, name in enumerate(self.names)]
+
+    def _row(self, name: str, policy: int | None, category: str | None = None) -> dict[str, Any]:
+        return make_row(
+            name,
+            self._runs(policy, category),
+            self._runs(None, category),
+            seed=self.seed,
+            is_baseline=policy == self.baseline or policy is None,
+            measured=self.measured,
+            ladder=self._ladder(category),
+            action=self.actions.get(name),
+        )
+
+    def _ladder(self, category: str | None = None) -> Ladder | None:
+        """The ladder of what was finished, of one category or of all."""
+        if self.ladder is None:
+            return None
+        kept = [r.index for r in self.results if category is None or r.request.category == category]
+        return self.ladder.at(kept) if kept else None
+
+    def rungs(self) -> dict[str, Any] | None:
+        """The rungs that need no policy, over the same requests and repeats as the rows; None without a trace."""
+        finished = self._ladder()
+        return None if finished is None else finished.to_json()
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -82,8 +107,7 @@ class Evaluation:
 
     def baseline_row(self) -> dict[str, Any]:
         """The row of plain decoding, listed or not."""
-        base = self._runs(None)
-        return make_row("ar", base, base, seed=self.seed, is_baseline=True)
+        return self._row("ar", None)
 
     def details(self, category: str | None = None) -> list[dict[str, Any]]:
         """Further numbers per policy in the order given, defined in `DEFINITIONS`."""
@@ -140,12 +164,13 @@ class Evaluation:
         return not self.text_differences()
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `out.json`. `meta`, `rows` and `same_text` are the stable part."""
+        """The content of `out.json`. `meta`, `rows`, `ladder` and `same_text` are the stable part."""
         same, differences = self.same_text, self.text_differences()
         return {
             "meta": dict(self.meta),
             "rows": self.rows(),
             "same_text": same,
+            "ladder": self.rungs(),
             "complete": self.complete,
             "by_category": self.by_category(),
             "baseline": self.baseline_row(),

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import as_file, files
 
 from assc.costs import CostModel
-from assc.costs_io import read_costs
+from assc.costs_io import CostFile, read_costs
 from assc.errors import TraceError
 from assc.trace import Trace
 from assc.trace_io import read_trace
@@ -25,9 +25,14 @@ def shipped_trace() -> Trace:
 
 
 @cache
-def shipped_costs() -> CostModel:
-    """The packaged cost model, measured where the packaged trace was recorded."""
+def shipped_cost_file() -> CostFile:
+    """The packaged cost model with its provenance, measured where the packaged trace was recorded."""
     with as_file(files("assc").joinpath(COSTS)) as path:
         if not path.is_file():
             raise TraceError("no cost model comes with this installation; fit one: python -m assc calibrate --out FILE")
-        return read_costs(path).model
+        return read_costs(path)
+
+
+def shipped_costs() -> CostModel:
+    """The packaged cost model alone."""
+    return shipped_cost_file().model

@@ -37,7 +37,28 @@ def _number(value: float | None, digits: int = 2, suffix: str = "") -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.1f} %"
+    return "n/a" if value is None else f"{round(100 * value, 1) + 0.0:.1f} %"  # + 0.0: never "-0.0 %"
+
+
+FRACTION = "oracle fraction"
+"""a further column behind the interval, where there is a trace"""
+
+RUNGS: dict[str, str] = {
+    "plain": "plain decoding",
+    "tuned": "static:tuned",
+    "best_static_per_request": "static:best-per-request",
+    "oracle": "oracle",
+}
+
+
+def headers(fraction: bool = False) -> list[str]:
+    """The columns, with `oracle_fraction` or without."""
+    at = HEADERS.index("95 % interval") + 1
+    return [*HEADERS[:at], *([FRACTION] if fraction else []), *HEADERS[at:]]
+
+
+def _has_fraction(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return any(row["oracle_fraction"] is not None for row in rows)
 
 
 def _split(detail: Mapping[str, Any] | None, seconds: float) -> str:
@@ -48,14 +69,16 @@ def _split(detail: Mapping[str, Any] | None, seconds: float) -> str:
     return "/".join(f"{share:.1f}" for share in shares) + " %"
 
 
-def cells(row: Mapping[str, Any], detail: Mapping[str, Any] | None = None) -> list[str]:
-    """One row as text, in the order of `HEADERS`."""
+def cells(row: Mapping[str, Any], detail: Mapping[str, Any] | None = None, *, fraction: bool = False) -> list[str]:
+    """One row as text, in the order of `headers`."""
     low, high = row["speedup_ci95"]
+    action = "" if row["action"] is None else f" ({row['action']})"
     return [
-        str(row["policy"]),
+        f"{row['policy']}{action}",
         _number(row["tokens_per_second"], 1),
         _number(row["speedup"], 3, "x"),
         "n/a" if low is None or high is None else f"{low:.3f} to {high:.3f}",
+        *([_percent(row["oracle_fraction"])] if fraction else []),
         _percent(row["acceptance_rate"]),
         _percent(row["waste_rate"]),
         _number(row["mean_k"]),
@@ -78,7 +101,17 @@ def conditions(meta: Mapping[str, Any]) -> str:
         f"{meta.get('requests')} requests x {meta.get('repeats')}",
         f"seed {meta.get('seed')}",
     ]
+    if "trace" in meta:
+        parts.append(f"trace {meta['trace']['name']}")
     return ", ".join(parts)
+
+
+def _machines(meta: Mapping[str, Any]) -> str | None:
+    """A sentence where the seconds are those of another machine than the one that recorded the trace."""
+    costs = meta.get("cost_file") or {}
+    known = [key for key in ("pair", "device", "dtype", "threads") if costs.get(key) and meta.get(key)]
+    other = [f"{key} {costs[key]} instead of {meta[key]}" for key in known if costs[key] != meta[key]]
+    return f"the cost model is of {', '.join(other)}, where the trace was recorded" if other else None
 
 
 def notes(evaluation: Evaluation) -> list[str]:
@@ -86,6 +119,11 @@ def notes(evaluation: Evaluation) -> list[str]:
     found: list[str] = []
     if evaluation.baseline is None:
         found.append(f"plain decoding: {_number(evaluation.baseline_row()['tokens_per_second'], 1)} tokens per second")
+    machines = _machines(evaluation.meta)
+    if machines is not None:
+        found.append(machines)
+    if evaluation.ladder is not None and evaluation.ladder.tuned is None:
+        found.append("oracle fraction: n/a, there are no requests of the split 'train' apart from those evaluated")
     same = evaluation.same_text
     if same is None:
         found.append("same text: not comparable (sampled by rejection, or nothing finished)")
@@ -110,13 +148,30 @@ def notes(evaluation: Evaluation) -> list[str]:
 
 def result_table(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]] | None = None) -> Table:
     """A rich table; `details` (in the order of `rows`) fill the column of phase times."""
+    fraction = _has_fraction(rows)
+    lines = [cells(row, details[i] if details else None, fraction=fraction) for i, row in enumerate(rows)]
+    return _table(headers(fraction), lines)
+
+
+def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in HEADERS:
-        table.add_column(header, justify="left" if header == "policy" else "right", no_wrap=header != "policy")
-    for i, row in enumerate(rows):
+    for i, header in enumerate(columns):
+        table.add_column(header, justify="right" if i else "left", no_wrap=i > 0)
+    for line in lines:
         # Text(): a spec such as bandit[x] must not be read as markup
-        table.add_row(*(Text(cell) for cell in cells(row, details[i] if details else None)))
+        table.add_row(*(Text(cell) for cell in line))
     return table
+
+
+def _rungs(rungs: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and lines of the ladder."""
+    lines = []
+    for key, name in RUNGS.items():
+        rung = rungs[key] or dict.fromkeys(("tokens_per_second", "speedup", "oracle_fraction"))
+        action = f" ({rung['action']})" if "action" in rung else ""
+        speeds = [_number(rung["tokens_per_second"], 1), _number(rung["speedup"], 3, "x")]
+        lines.append([name + action, *speeds, _percent(rung["oracle_fraction"])])
+    return ["ladder", "tok/s", "speed-up", FRACTION], lines
 
 
 def console_for(file: IO[str] | None = None) -> Console:
@@ -130,6 +185,9 @@ def print_evaluation(evaluation: Evaluation, *, file: IO[str] | None = None, cat
     """The comparison table with its conditions and notes; with `categories` one more table for each category."""
     console = console_for(file)
     console.print(result_table(evaluation.rows(), evaluation.details()))
+    rungs = evaluation.rungs()
+    if rungs is not None:
+        console.print(_table(*_rungs(rungs)))
     for line in (conditions(evaluation.meta), *notes(evaluation)):
         console.print(Text(line))
     if categories:
@@ -145,10 +203,21 @@ def print_definitions(file: IO[str] | None = None) -> None:
         console.print(Text.assemble((name, "bold"), f": {meaning}"))
 
 
-def to_markdown(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """The same table in Markdown."""
-    lines = ["| " + " | ".join(HEADERS) + " |", "|" + "---|" + "---:|" * (len(HEADERS) - 1)]
-    for i, row in enumerate(rows):
-        text = [cell.replace("|", "\\|") for cell in cells(row, details[i] if details else None)]
-        lines.append("| " + " | ".join(text) + " |")
-    return "\n".join(lines) + "\n"
+def to_markdown(
+    rows: Sequence[Mapping[str, Any]],
+    details: Sequence[Mapping[str, Any]] | None = None,
+    rungs: Mapping[str, Any] | None = None,
+) -> str:
+    """The same table in Markdown, and the ladder where there is one."""
+    fraction = _has_fraction(rows)
+    lines = [cells(row, details[i] if details else None, fraction=fraction) for i, row in enumerate(rows)]
+    tables = [_markdown(headers(fraction), lines)]
+    if rungs is not None:
+        tables.append(_markdown(*_rungs(rungs)))
+    return "\n".join(tables)
+
+
+def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = ["| " + " | ".join(columns) + " |", "|" + "---|" + "---:|" * (len(columns) - 1)]
+    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([*head, *body]) + "\n"

@@ -41,6 +41,11 @@ def _head(trace: Trace) -> str:
     return json.dumps({"header": header, "header_sha256": _mark(header), "sha256": sums}, indent=1, sort_keys=True)
 
 
+def fingerprint(trace: Trace) -> str:
+    """SHA-256 of header and columns: the same for a file and a folder of the same trace."""
+    return hashlib.sha256(_head(trace).encode()).hexdigest()
+
+
 def _mark(header: Mapping[str, Any]) -> str:
     """SHA-256 of a header in canonical JSON."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()

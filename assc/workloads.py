@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from assc.core import Request
 from assc.errors import RequestError, WorkloadError
@@ -161,7 +161,20 @@ def only_categories(prompts: Sequence[Prompt], categories: Sequence[str]) -> tup
     return tuple(p for p in prompts if not categories or p.category in categories)
 
 
-def select(prompts: Sequence[Prompt], n: int, seed: int) -> tuple[Prompt, ...]:
+class Choosable(Protocol):
+    """What `select` looks at."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def category(self) -> str: ...
+
+
+C = TypeVar("C", bound=Choosable)
+
+
+def select(prompts: Sequence[C], n: int, seed: int) -> tuple[C, ...]:
     """`n` prompts, balanced over the categories and interleaved, chosen by `seed` alone.
 
     A smaller `n` gives a prefix of a larger one. `WorkloadError` when `n` is below 1 or more than there are.
@@ -172,7 +185,7 @@ def select(prompts: Sequence[Prompt], n: int, seed: int) -> tuple[Prompt, ...]:
         raise WorkloadError(f"{n} requests were asked for, but only {len(prompts)} prompts match")
     ranked = sorted(prompts, key=lambda p: (_hash(seed, "prompt", p.id), p.id))
     turns: dict[str, int] = {}
-    places: list[tuple[int, int, str, Prompt]] = []
+    places: list[tuple[int, int, str, C]] = []
     for prompt in ranked:
         turn = turns.get(prompt.category, 0)
         turns[prompt.category] = turn + 1

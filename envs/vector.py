@@ -71,8 +71,8 @@ class ReplayVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 class ReplayVecEnv(VecEnv):
     """SB3 `VecEnv`. `infos[i]` of an ended episode has `terminal_observation`, `episode` and `finish`; others are {}.
 
-    `lanes.take_totals()` counts the rounds played since its last call; their Σtokens/Σseconds moves ρ. `options` of `ReplayLanes` are
-    keyword arguments here.
+    `lanes.take_totals()` counts the rounds played since its last call; their Σtokens/Σseconds moves ρ. `options` of
+    `ReplayLanes` are keyword arguments here.
     """
 
     def __init__(self, trace: Trace, cost_model: CostModel, num_envs: int = 64, **options: Any) -> None:

@@ -90,8 +90,8 @@ class TrainConfig:
     eval_max_new_tokens: int = 48
     """live: tokens per request of the comparison."""
     live_check: bool | None = None
-    """replay: afterwards play the policy on the live decoder and compare decisions and speed-up with the replay; default:
-    if the pair's models are on this machine."""
+    """replay: afterwards play the policy on the live decoder too and compare with the replay; default: if the models of
+    the pair are on this machine."""
     live_requests: int = 3
     """replay: held-out requests of the live check."""
     progress: Annotated[bool, tyro.conf.FlagConversionOff] = True

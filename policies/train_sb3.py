@@ -60,7 +60,7 @@ def rollout_of(config: TrainConfig, *, vectorised: bool, checkpoint: Checkpoint 
 
 
 def _minibatch(rollout: int, most: int = 64) -> int:
-    """The largest divisor of the rollout up to `most`, so that no minibatch is cut; the rollout itself if that is tiny."""
+    """The largest divisor of the rollout up to `most`, so that no minibatch is cut; a tiny rollout itself."""
     best = max(d for d in range(1, min(most, rollout) + 1) if rollout % d == 0)
     return best if best >= min(16, rollout) else rollout
 

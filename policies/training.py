@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from assc.errors import RequestError
+from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
 from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
 from policies.sb3_adapter import export_sb3
 from policies.train_bandit import BanditRun
 from policies.train_config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
 from policies.train_log import TENSORBOARD_DIR, Interrupt, TrainingLog
-from policies.train_report import TUNE_REQUESTS, compare
+from policies.train_report import compare
 from policies.train_sb3 import Sb3Run, rollout_of
 from policies.train_setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
 

@@ -15,14 +15,18 @@ import eval as eval_script
 import train_policy
 from assc import __main__ as module_main
 from assc import registry
+from assc.costs_io import CostFile, write_costs
+from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
+from assc.trace_io import write_trace
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BY_CI = ("pip install", "pytest", "tensorboard ")
 """parts of commands that `.ci/run` runs (the tests themselves, installation), or that start a server"""
-SMALL = {
+SMALL: dict[str, dict[str, str | None]] = {
     "eval": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None, "--tensorboard": None},
     "drafts": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None},
+    "replay": {"--traces": "trace.npz", "--cost": "costs.json", "--json": None, "--tensorboard": None},
     "train": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
 }
 
@@ -62,10 +66,19 @@ def without_models(words: list[str]) -> list[str]:
     return kept
 
 
+def write_small_trace() -> None:
+    """A synthetic trace and its costs in the working directory, where `SMALL["replay"]` finds them."""
+    write_trace(MarkovSource().trace(markov_requests(9, max_new_tokens=16)), Path("trace.npz"))
+    write_costs(CostFile(MARKOV_COSTS), Path("costs.json"))
+
+
 def run(command: str) -> int:
     words = shlex.split(command)
     if words[:2] == ["python", "eval.py"]:
-        arguments = shrink(words[2:], SMALL["eval"])
+        replay = "replay" in words
+        if replay:
+            write_small_trace()
+        arguments = shrink(words[2:], SMALL["replay" if replay else "eval"])
         kept = [w for w in arguments if not w.endswith(".zip")]
         return eval_script.main(without_models(kept))
     if words[:2] == ["python", "train_policy.py"]:

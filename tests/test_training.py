@@ -26,13 +26,13 @@ from assc.core import Action, Observation, Request, RoundRecord
 from assc.errors import ArtefactError, AsscError, RequestError, SpecError
 from assc.registry import make_policy
 from assc.run import run_request
+from assc.tuning import static_spec, tune_static
 from envs import SpecDecodeEnv
 from policies import train_sb3
 from policies.checkpoint import CHECKPOINT_FILE, read_checkpoint
 from policies.train_config import TrainConfig, merge_resumed
 from policies.train_log import Interrupt, TrainingLog
 from policies.train_play import SinglePlay
-from policies.train_report import tune_static
 from policies.train_sb3 import Rollout, Sb3Run
 from policies.train_setup import Problem
 from policies.training import planned_rounds, train
@@ -257,7 +257,8 @@ def test_b11_ppo_reads_the_observation(tmp_path: Path) -> None:
 
 def test_b07_the_network_is_small_and_on_the_cpu(tmp_path: Path) -> None:
     log = TrainingLog(tmp_path, 8, progress=False)
-    run = Sb3Run(config(tmp_path), SpecDecodeEnv(problem().backend, problem().train), log, None)
+    play = SinglePlay(SpecDecodeEnv(problem().backend, problem().train))
+    run = Sb3Run(config(tmp_path), play, Rollout(64, 1), log, None)
     assert run.model.device == torch.device("cpu")
     assert all(p.device.type == "cpu" for p in run.model.policy.parameters())
     assert sum(p.numel() for p in run.model.policy.parameters()) < 20_000
@@ -297,14 +298,21 @@ def test_the_comparison_is_printed_and_written(tmp_path: Path, capsys: pytest.Ca
     tuned = result["meta"]["static_tuned"]
     names = [row["policy"] for row in result["rows"]]
     assert names[0] == "ar" and names[-1] == str(tmp_path / "run" / "policy.zip")
-    assert f"static:{tuned} (tuned)" in names and {"assc", "bandit:ucb"} <= set(names)
+    assert tuned.startswith("static:") and f"{tuned} (tuned)" in names and {"assc", "bandit:ucb"} <= set(names)
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"]["run_dir"] == str(tmp_path / "run") and stored["versions"]["stable-baselines3"]
 
 
-def test_static_k_is_tuned_to_the_best_of_the_sweep() -> None:
-    assert tune_static(FakeBackend(k_values=EVERY_K, alpha=0.95, c=0.01), fake_requests(3)) == 16
-    assert tune_static(FakeBackend(k_values=EVERY_K, alpha=0.2, c=0.5), fake_requests(3)) == 2
+def test_a_static_action_is_tuned_to_the_best_of_the_sweep() -> None:
+    def tuned(**chances: float) -> str:
+        backend = FakeBackend(drafters=("ngram", "model"), k_values=EVERY_K, **chances)
+        return static_spec(tune_static(backend, fake_requests(3)), backend.table)
+
+    one = FakeBackend(k_values=EVERY_K, alpha=0.95, c=0.01)
+    assert tune_static(one, fake_requests(3)) == Action("ngram", 16)
+    assert tuned(alpha=0.95, c=0.01) in ("static:16", "static:drafter=model,k=16")
+    assert tuned(alpha=0.6, c=0.2) in ("static:2", "static:drafter=model,k=2")
+    assert tuned(alpha=0.2, c=0.5) == "static:0", "drafting does not pay here"
 
 
 def test_held_out_requests_are_never_trained_on(tmp_path: Path) -> None:
@@ -386,7 +394,7 @@ def test_a_second_ctrl_c_interrupts_at_once() -> None:
 
 
 def run_main(*words: str) -> int:
-    return train_policy.main([*words, "--pair", "tiny"])
+    return train_policy.main([*words, "--backend", "live", "--pair", "tiny"])
 
 
 @pytest.mark.parametrize(
@@ -453,12 +461,21 @@ def test_configurations_are_checked() -> None:
     with pytest.raises(SpecError):
         TrainConfig(algo="bandit:ucb,discount=2").check()
     with pytest.raises(AsscError):
-        TrainConfig(mode="gumbel", temperature=float("nan")).check()
+        TrainConfig(backend="live", mode="gumbel", temperature=float("nan")).check()
     assert TrainConfig(mode="gumbel").sampling_temperature == 1.0
 
 
 def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    arguments = ["--pair", "tiny", "--eval-requests", "0", "--run-dir", str(tmp_path / "file" / "run")]
+    arguments = [
+        "--backend",
+        "live",
+        "--pair",
+        "tiny",
+        "--eval-requests",
+        "0",
+        "--run-dir",
+        str(tmp_path / "file" / "run"),
+    ]
     assert train_policy.main(arguments) == 2
     assert "cannot be made" in capsys.readouterr().err.splitlines()[-1]

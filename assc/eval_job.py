@@ -1,0 +1,75 @@
+"""What eval.py plays, prepared by `eval_live` or `eval_replay`, and the loop that plays it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assc.cli import say
+from assc.core import Backend, Policy, Request
+from assc.eval_config import Config
+from assc.evaluate import evaluate
+from assc.oracle import Ladder
+from assc.registry import make_policy
+from assc.results import Evaluation, RequestResult, unique_labels
+
+TUNED = "static:tuned"
+"""the static action that is best on train requests: known once the backend is"""
+ORACLE = "oracle"
+"""the hindsight optimum of a trace"""
+
+Listed = Sequence[tuple[str, Policy | None]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything an evaluation needs. `meta` goes into the result file, after what the backend says of itself."""
+
+    backend: Backend
+    requests: Sequence[Request]
+    policies: Sequence[tuple[str, Policy]]
+    warmup: int
+    meta: Mapping[str, Any]
+    actions: Mapping[str, str] = field(default_factory=dict)
+    """policy -> the action that tuning chose for it"""
+    ladder: Ladder | None = None
+    """rungs for the same requests, where there is a trace"""
+
+
+def listed_policies(config: Config) -> Listed:
+    """Spec and policy of each row; None for what only the backend can make. Raises `SpecError` and `ArtefactError`."""
+    seed, special = config.seed, (TUNED, ORACLE)
+    return [(spec, None if spec in special else make_policy(spec, seed=seed)) for spec in config.specs]
+
+
+def complete(listed: Listed, makers: Mapping[str, Callable[[], Policy]]) -> list[tuple[str, Policy]]:
+    """The list with the missing policies made, each one anew."""
+    return [(spec, policy if policy is not None else makers[spec]()) for spec, policy in listed]
+
+
+def play(config: Config, job: Job) -> Evaluation:
+    """Compare the policies. Raises `EvaluationInterrupted` on Ctrl-C."""
+    names = [spec for spec, _ in job.policies]
+    with contextlib.ExitStack() as stack:
+        on_request: Callable[[RequestResult], None] | None = None
+        if config.tensorboard is not None:
+            from assc.tb import EvaluationWriter
+
+            writer = stack.enter_context(EvaluationWriter(config.tensorboard, unique_labels(names)))
+            on_request = writer.log
+            say(f"writing curves to {writer.directory} (see them with: tensorboard --logdir {config.tensorboard})")
+        say(f"decoding {len(job.requests)} requests with {', '.join(names)} ...")
+        return evaluate(
+            job.backend,
+            job.requests,
+            job.policies,
+            seed=config.seed,
+            repeats=config.repeats,
+            warmup=job.warmup,
+            on_request=on_request,
+            meta=job.meta,
+            actions=job.actions,
+            ladder=job.ladder,
+        )

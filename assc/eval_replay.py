@@ -1,0 +1,140 @@
+"""`eval.py --backend replay`: a recorded trace, a cost model, and the rungs that need no policy. No model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from assc.core import Request
+from assc.costs_io import CostFile, read_costs
+from assc.errors import AsscError, RequestError, TraceError
+from assc.eval_config import Config
+from assc.eval_job import ORACLE, TUNED, Job, complete, listed_policies
+from assc.oracle import ladder, optimum
+from assc.oracle_policy import OraclePolicy
+from assc.registry import make_policy
+from assc.replay import ReplayBackend
+from assc.shipped import shipped_cost_file, shipped_trace
+from assc.trace import Trace
+from assc.trace_io import fingerprint, read_trace
+from assc.tuning import static_spec
+from assc.vector_replay import FlatTrace
+from assc.workloads import select
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One request of the trace as `select` sees it."""
+
+    row: int
+    id: str
+    category: str
+
+
+def _refuse_unknown(trace: Trace, column: str, what: str, asked: Sequence[Any]) -> None:
+    known = sorted(set(trace.columns[column].tolist()))
+    for value in asked:
+        if value not in known:
+            raise TraceError(f"{trace.name} has no {what} {value!r}, only {', '.join(map(repr, known))}")
+
+
+def _rows(config: Config, trace: Trace) -> list[int]:
+    """The requests to play: all that fit, or a balanced choice.
+
+    With one temperature the choice is that of the live backend for the same prompts and seed. With several it is
+    balanced over pairs of category and temperature, with the same prompts at each.
+    """
+    _refuse_unknown(trace, "category", "category", config.categories)
+    _refuse_unknown(trace, "temperature", "temperature", config.temperatures)
+    split = None if config.split == "all" else config.split
+    rows = trace.where(split=split, categories=config.categories, temperatures=config.temperatures)
+    n = config.replay.requests
+    if not n:
+        return rows
+    c = trace.columns
+    several = len({float(c["temperature"][r]) for r in rows}) > 1
+    choices = [
+        _Row(r, str(c["id"][r]), f"{c['category'][r]} {c['temperature'][r]:g}" if several else str(c["category"][r]))
+        for r in rows
+    ]
+    return [choice.row for choice in select(choices, n, config.seed)]
+
+
+def _train_rows(config: Config, trace: Trace) -> list[int]:
+    """Requests to tune the static action on: none where they would be evaluated too, or where there are none."""
+    overlap, splits = config.split != "held-out", trace.columns["split"]
+    fit = trace.where(categories=config.categories, temperatures=config.temperatures)
+    train = [] if overlap else [row for row in fit if splits[row] == "train"]
+    if TUNED in config.specs and not train:
+        why = f"--split {config.split} evaluates them" if overlap else f"{trace.name} has none that fit"
+        raise AsscError(f"{TUNED} is tuned on requests of the split 'train', but {why}")
+    return train
+
+
+def _requests(config: Config, trace: Trace, rows: Sequence[int]) -> list[Request]:
+    """The requests of these rows with the budget asked for. `RequestError` when less was recorded."""
+    requests, budget = trace.requests(rows), config.replay.max_new_tokens
+    if budget is None:
+        return requests
+    for request in requests:
+        if request.max_new_tokens < budget:
+            raise RequestError(
+                f"--max-new-tokens is {budget}, but request {request.id!r} of {trace.name} was recorded with "
+                f"{request.max_new_tokens}; a trace can only be cut"
+            )
+    return [replace(request, max_new_tokens=budget) for request in requests]
+
+
+def _meta(config: Config, trace: Trace, costs: CostFile, cost_name: str) -> dict[str, Any]:
+    """Provenance of the trace and of the time."""
+    h = trace.header
+    provenance = asdict(costs)
+    del provenance["model"]  # the coefficients are in `cost_model`
+    return {
+        "workload": h.workload or None,
+        "workload_hash": h.workload_hash or None,
+        "split": config.split,
+        "trace": {
+            "name": trace.name,
+            "sha256": fingerprint(trace),
+            "requests": len(trace),
+            "seed": h.seed,
+            "models": dict(h.models),
+            "created": h.created,
+            "code": h.code,
+            "schema": h.schema,
+            "recheck_mismatches": h.recheck_mismatches,
+        },
+        "cost_file": {"name": cost_name, **provenance},
+        "approximate": h.mode == "rejection",
+    }
+
+
+def replay_job(config: Config) -> Job:
+    """Read the trace and compute the ladder for the chosen requests."""
+    listed, options = listed_policies(config), config.replay
+    trace = read_trace(options.traces) if options.traces is not None else shipped_trace()
+    costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
+    backend = ReplayBackend(trace, costs.model, approximate=options.approximate)
+    rows, train = _rows(config, trace), _train_rows(config, trace)
+    requests = _requests(config, trace, rows)
+    flat = FlatTrace(trace, costs.model, max_new_tokens=options.max_new_tokens, approximate=options.approximate)
+    try:
+        best = optimum(flat, rows)
+    except ValueError as error:
+        raise TraceError(f"the cost model allows no oracle: {error}") from None
+    rungs = ladder(flat, train, rows, backend.table, best=best)
+    keys = zip(rows, (r.max_new_tokens for r in requests), strict=True)
+    plans = dict(zip(keys, best.plans, strict=True))
+    meta = _meta(config, trace, costs, str(options.cost or "the package's"))
+    actions: dict[str, str] = {}
+    tuned = rungs.tuned_action
+    if tuned is not None:
+        meta["static_tuned"] = {"action": str(tuned), "split": "train", "requests": len(train)}
+        actions[TUNED] = str(tuned)
+    makers = {
+        ORACLE: lambda: OraclePolicy(backend, plans),
+        TUNED: lambda: make_policy(static_spec(tuned or backend.table[0], backend.table)),
+    }
+    return Job(backend, requests, complete(listed, makers), options.warmup, meta, actions, rungs)
