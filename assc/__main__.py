@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("assc.trace_cli", "describe, convert and import traces"),
     "calibrate": ("assc.calibrate_cli", "fit and check the cost model of a pair on this machine"),
     "roofline": ("assc.roofline", "computed costs of pairs and machines that are not at hand"),
+    "live-check": ("assc.live_check", "does a policy decide live as it does on a trace, and is it as fast?"),
     "distill": ("assc.distill.command", "make a draft for a target out of what the target writes"),
     "drafts": ("assc.drafts_cli", "judge the drafters of a pair: size, tokens, acceptance, c, memory, best static K"),
     "draft-card": ("assc.distill.card", "measure a draft on held-out prompts and write its model card"),

@@ -89,11 +89,11 @@ class TrainConfig:
     """Held-out requests of the comparison afterwards; 0 skips it. Default: replay all, live 16."""
     eval_max_new_tokens: int = 48
     """live: tokens per request of the comparison."""
-    live_check: bool | None = None
-    """replay: afterwards play the policy on the live decoder too and compare with the replay; default: if the models of
-    the pair are on this machine."""
+    live_check: bool = False
+    """replay: afterwards play the policy on the live decoder as well and compare with the replay, even if the models
+    must be fetched first; without it, this is done where they are on the machine."""
     live_requests: int = 3
-    """replay: held-out requests of the live check."""
+    """replay: held-out requests of that check; 0 skips it."""
     progress: Annotated[bool, tyro.conf.FlagConversionOff] = True
     """Show a progress bar."""
 
@@ -120,7 +120,7 @@ class TrainConfig:
             ("checkpoint_every", 1),
             ("eval_requests", 0),
             ("eval_max_new_tokens", 1),
-            ("live_requests", 1),
+            ("live_requests", 0),
             ("seed", 0),
         ):
             value = getattr(self, name)
@@ -136,7 +136,7 @@ class TrainConfig:
     def _check_backend(self) -> None:
         """Refuse options that the other backend alone reads."""
         if self.backend == "live":
-            strange = [name for name in ("traces", "live_check") if getattr(self, name) is not None]
+            strange = [name for name in ("traces", "live_check") if getattr(self, name)]
             if strange:
                 raise RequestError(f"{_flag(strange[0])} is for --backend replay, this run is live")
             return

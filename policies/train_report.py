@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from assc.catalogue import PAIRS
 from assc.core import Policy
+from assc.errors import AsscError
+from assc.eval_config import Config
+from assc.eval_job import ORACLE, play
+from assc.eval_replay import replay_job
 from assc.evaluate import evaluate
-from assc.registry import make_policy
+from assc.files import write_json
+from assc.live_check import LiveCheck, held_out_rows, live_backend, live_check
+from assc.registry import make_policy, policy_names
 from assc.results import Evaluation
+from assc.sources import availability
 from assc.tables import print_evaluation
 from assc.tuning import static_spec, tune_static
 from policies.train_config import TrainConfig
 from policies.train_setup import Problem
 
 EVAL_FILE = "eval.json"
+LIVE_FILE = "live.json"
 
 
 def contestants(table_k_max: int, tuned: str | None, trained: Path, seed: int) -> list[tuple[str, Policy]]:
@@ -27,8 +36,67 @@ def contestants(table_k_max: int, tuned: str | None, trained: Path, seed: int) -
     return [(label, make_policy(spec, seed=seed)) for label, spec in specs.items()]
 
 
+REPLAY_POLICIES = ("ar", "static:tuned", "assc", "threshold", "bandit:ucb", "cascade")
+"""rows of the ladder between plain decoding and the optimum"""
+
+
+def compare_on_trace(config: TrainConfig, run_dir: Path, trained: Path) -> Evaluation:
+    """The ladder on held-out requests of the trace, in modelled seconds."""
+    known = [spec for spec in REPLAY_POLICIES if spec.partition(":")[0] in policy_names()]
+    job_config = Config(
+        policies=(*known, str(trained), ORACLE),
+        backend="replay",
+        traces=config.traces,
+        cost=config.cost,
+        requests=config.eval_requests,
+        seed=config.seed,
+    )
+    job = replay_job(job_config)
+    evaluation = play(job_config, job)
+    evaluation.meta["trained"] = str(trained)
+    return evaluation
+
+
+def check_live(config: TrainConfig, problem: Problem, run_dir: Path, trained: Path) -> LiveCheck | None:
+    """Play the policy on the live decoder where that was asked for, or where the models are at hand."""
+    if not config.live_requests or problem.trace is None or problem.costs is None:
+        return None
+    if not config.live_check and not _at_hand(config.pair):
+        print(f"The models of {config.pair} are not on this machine: no live check (--live-check fetches them).")
+        return None
+    try:
+        print(f"Checking {config.live_requests} held-out requests on the live decoder …", flush=True)
+        trace, costs = problem.trace, problem.costs
+        live = live_backend(trace, costs, config.pair, threads=config.threads)
+        requests = trace.requests(held_out_rows(trace, config.live_requests, config.seed))
+        found = live_check(live, trace, costs, str(trained), requests, seed=config.seed)
+    except AsscError as error:
+        if config.live_check:
+            raise
+        print(f"No live check: {error}")
+        return None
+    write_json(run_dir / LIVE_FILE, found.to_json())
+    print(found)
+    return found
+
+
+def _at_hand(pair: str) -> bool:
+    """Whether the pair's models are on this machine."""
+    spec = PAIRS.get(pair)
+    return spec is not None and all(availability(s).found for s in (spec.target, *spec.drafts.values()))
+
+
 def compare(config: TrainConfig, problem: Problem, run_dir: Path, trained: Path) -> Evaluation:
-    """Tune a static action on train requests, compare all on held-out ones, print the table and write `eval.json`."""
+    """Compare with baselines on held-out requests, print the table and write `eval.json`."""
+    on_trace = problem.trace is not None
+    evaluation = compare_on_trace(config, run_dir, trained) if on_trace else compare_live(config, problem, trained)
+    evaluation.write(run_dir / EVAL_FILE)
+    print_evaluation(evaluation)
+    return evaluation
+
+
+def compare_live(config: TrainConfig, problem: Problem, trained: Path) -> Evaluation:
+    """Tune a static action on train requests and compare all on held-out ones."""
     backend = problem.eval_backend
     tuned = None
     if problem.tune:
@@ -40,7 +108,7 @@ def compare(config: TrainConfig, problem: Problem, run_dir: Path, trained: Path)
         f"interleaved ({backend.time_source} seconds) …",
         flush=True,
     )
-    evaluation = evaluate(
+    return evaluate(
         backend,
         problem.held_out,
         policies,
@@ -48,6 +116,3 @@ def compare(config: TrainConfig, problem: Problem, run_dir: Path, trained: Path)
         progress=config.progress,
         meta={"workload": config.workload, "split": "held-out", "trained": str(trained), "static_tuned": tuned},
     )
-    evaluation.write(run_dir / EVAL_FILE)
-    print_evaluation(evaluation)
-    return evaluation

@@ -22,8 +22,8 @@ from policies.train_play import Play
 CLASSES: dict[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": A2C, "dqn": DQN}
 ROLLOUT = 256
 """rounds per PPO update on one environment: a live run of 3,000 rounds makes 12 of them"""
-LANES_ROLLOUT = 4096
-"""rounds per PPO update on the lanes of a trace"""
+LANES_ROLLOUT = {"ppo": 4096, "a2c": 1024, "dqn": 32}
+"""rounds per update on the lanes of a trace"""
 LANES = {"ppo": 64, "a2c": 64, "dqn": 8}
 """requests under way at once over a trace, at most"""
 GAMMA = 0.1
@@ -54,7 +54,7 @@ def rollout_of(config: TrainConfig, *, vectorised: bool, checkpoint: Checkpoint 
         return Rollout(int(checkpoint.state["rollout"]), int(checkpoint.state["lanes"]))
     if not vectorised:
         return Rollout(min({"ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.rounds), 1)
-    rounds = min({"ppo": LANES_ROLLOUT, "a2c": 1024, "dqn": 32}[config.algo], config.rounds)
+    rounds = min(LANES_ROLLOUT[config.algo], config.rounds)
     lanes = min(LANES[config.algo], max(1, rounds // 4))
     return Rollout(rounds // lanes * lanes, lanes)
 

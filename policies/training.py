@@ -19,7 +19,7 @@ from policies.sb3_adapter import export_sb3
 from policies.train_bandit import BanditRun
 from policies.train_config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
 from policies.train_log import TENSORBOARD_DIR, Interrupt, TrainingLog
-from policies.train_report import compare
+from policies.train_report import check_live, compare
 from policies.train_sb3 import Sb3Run, rollout_of
 from policies.train_setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
 
@@ -54,6 +54,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
     try:
         if config.eval_requests != 0:
             compare(config, problem, run_dir, run_dir / POLICY_FILE)
+            check_live(config, problem, run_dir, run_dir / POLICY_FILE)
     except KeyboardInterrupt:
         say("\nThe comparison was stopped; training is complete.")
         say_next(config, problem, run_dir)
