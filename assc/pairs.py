@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from assc.catalogue import MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
+from assc.catalogue import HIDDEN_DRAFTER, MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
 from assc.convert import quiet_transformers
 from assc.device import resolve_device, resolve_dtype
 from assc.drafters.net import is_net
 from assc.errors import PairError, RequestError, UnsupportedModelError
 from assc.sources import TINY, locate
 from assc.support import check_supported, check_tokenizers, vocabulary_rows
-
-HIDDEN_DRAFTER = "hidden"
-"""name of the drafter of a learned draft"""
 
 __all__ = ["MODEL_DRAFTER", "PAIRS", "LoadedPair", "PairSpec", "check_supported", "load_pair", "make_pair", "pair_spec"]
 
@@ -116,7 +113,7 @@ def load_pair(
                 raise
             continue  # forced: it is taken to use the target's
         check_tokenizers(tokenizer, draft_tokenizers[key], force=force_tokenizer, draft_name=f"draft {key!r}")
-    return make_pair(
+    loaded = make_pair(
         spec.name,
         _model(target_at, where, kind),
         tokenizer,
@@ -126,6 +123,12 @@ def load_pair(
         source=spec.origin,
         force_tokenizer=force_tokenizer,
     )
+    return replace(loaded, learned={key: packaged_draft(folder) for key, folder in spec.learned.items()})
+
+
+def packaged_draft(name: str) -> Path:
+    """The folder of a learned draft that comes with the package."""
+    return Path(__file__).parent / "data" / "drafts" / name
 
 
 def make_pair(

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tiny_traces import COSTS, tiny_trace
 
 import eval as eval_script
 import train_policy
@@ -27,7 +28,9 @@ SMALL: dict[str, dict[str, str | None]] = {
     "eval": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None, "--tensorboard": None},
     "drafts": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None},
     "replay": {"--traces": "trace.npz", "--cost": "costs.json", "--json": None, "--tensorboard": None},
-    "train": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
+    "train": {"--total-timesteps": "64", "--eval-requests": "3", "--live-requests": "0"},
+    "train live": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
+    "live-check": {"--pair": "tiny", "--requests": "1", "--traces": "tiny.npz", "--cost": "tiny.json", "--json": None},
 }
 
 
@@ -84,7 +87,11 @@ def run(command: str) -> int:
     if words[:2] == ["python", "train_policy.py"]:
         if "--resume" in words:
             pytest.skip("resuming is tested in test_training.py")
-        return train_policy.main(shrink(words[2:], SMALL["train"]))
+        return train_policy.main(shrink(words[2:], SMALL["train live" if "live" in words else "train"]))
+    if words[:4] == ["python", "-m", "assc", "live-check"]:
+        write_trace(tiny_trace(), Path("tiny.npz"))
+        write_costs(CostFile(COSTS), Path("tiny.json"))
+        return module_main.main(shrink(words[3:], SMALL["live-check"]))
     if words[:4] == ["python", "-m", "assc", "drafts"]:
         return module_main.main(without_models(shrink(words[3:], SMALL["drafts"])))
     if words[:3] == ["python", "-m", "assc"]:
