@@ -17,27 +17,37 @@ from policies.kinds import is_lookup
 from policies.round_costs import Costs, add_round, load_level, prices
 from policies.vectors import LinearFeatures
 
-POSITION_FEATURES = 2
 START = 1.1
 """log-odds before anything is learned: a chance of 0.75"""
 
 
-def position_features(k_max: int) -> NDArray[np.float64]:
-    """Of draft positions 1 … k_max: log2(j) / 4 and whether it is the first, [k_max, 2]."""
-    j = np.arange(1, k_max + 1)
-    return np.stack([np.log2(j) / 4.0, (j == 1).astype(np.float64)], axis=1)
+def depth(k_max: int) -> NDArray[np.float64]:
+    """log2(j) / 4 of draft positions 1 … k_max."""
+    return np.log2(np.arange(1, k_max + 1)) / 4.0
+
+
+def rows_of(x: NDArray[np.float64], judged: int) -> NDArray[np.float64]:
+    """Regression rows of draft positions 1 … judged, [judged, 2·size + 1]: x, x once more where j = 1, log2(j) / 4.
+
+    >>> rows_of(np.array([1.0, 0.5]), 2).tolist()
+    [[1.0, 0.5, 1.0, 0.5, 0.0], [1.0, 0.5, 0.0, 0.0, 0.25]]
+    """
+    rows = np.zeros((judged, 2 * len(x) + 1))
+    rows[:, : len(x)], rows[0, len(x) : -1], rows[:, -1] = x, x, depth(judged)
+    return rows
 
 
 @register("accept_model")
 class AcceptModel(BasePolicy):
     """argmax over (drafter, K) of E[tokens] − ρ·E[seconds], with the acceptance of each position predicted.
 
-    Per drafter a logistic regression gives p_j = P(position j is accepted, given that those before it were | x, j),
-    with x = 1 and the fields acceptance_ema, full_streak, target_entropy, target_top1, ngram_match, position of the
-    featurizer (`confidence=true`: also the draft's entropy and top-1, whose forward is then paid in every round), and
-    log2(j), [j = 1]. E[tokens | K] = 1 + Σ_{k≤K} Π_{j≤k} p_j. E[seconds] is fitted to the policy's own rounds per
-    level of load (`policies.round_costs`), before there are any 1 + K·c. ρ = Σtokens / Σseconds of this policy at that
-    load, discounted by 0.995 per round. Plain decoding is worth 1 − ρ·(seconds of a target step).
+    Per drafter a logistic regression gives p_j = P(position j is accepted, given that those before it were | x, j).
+    Its regressors are x (1 and the fields acceptance_ema, full_streak, target_entropy, target_top1, ngram_match and
+    position of the featurizer; with `confidence=true` also the draft's entropy and top-1, whose forward is then paid in
+    every round), x again where j = 1, since what is known now says most about the next token, and log2(j).
+    E[tokens | K] = 1 + Σ_{k≤K} Π_{j≤k} p_j. E[seconds] is fitted to the policy's own rounds per level of load
+    (`policies.round_costs`), before there are any it is 1 + K·c. ρ = Σtokens / Σseconds of this policy at that load,
+    discounted by 0.995 per round. Plain decoding is worth 1 − ρ·(seconds of a target step).
 
     Learning: scikit-learn's SGDClassifier (log loss), `partial_fit` every `every` rounds on what those showed: each
     accepted position, and the first rejected one unless the request ended there; a lookup that proposed nothing counts
@@ -76,7 +86,7 @@ class AcceptModel(BasePolicy):
         self.needs = self.features.needs
         self.fields = list(self.features.fields)
         self.models: dict[str, list[float]] = {}
-        """drafter -> coefficients of x, then of the position features"""
+        """drafter -> coefficients of `rows_of`"""
         self.buffer: list[list[Any]] = []
         """rounds not yet learned from: drafter, x, accepted positions, whether one was rejected after them"""
         self.costs: Costs = {}
@@ -89,7 +99,7 @@ class AcceptModel(BasePolicy):
         if not frozen:
             from sklearn.linear_model import SGDClassifier  # slow to import, and not needed to decide
 
-            self._learner = SGDClassifier
+            self._learner: Any = SGDClassifier
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)
@@ -97,7 +107,7 @@ class AcceptModel(BasePolicy):
         self._drafters = played.drafters
         self._limits = {d: max(table.k_values(d)) for d in table.drafters}
         most = max((a.k for a in played), default=0)
-        self._positions = position_features(most)
+        self._depth = depth(most)
         self._allowed = np.full((len(self._drafters), most), -np.inf)
         for i, d in enumerate(self._drafters):
             self._allowed[i, [k - 1 for k in played.k_values(d)]] = 0.0
@@ -108,15 +118,16 @@ class AcceptModel(BasePolicy):
         self._extract()
 
     def _extract(self) -> None:
-        """Coefficients of all drafters as two arrays: of x [drafters, size], and the part of j [drafters, k_max]."""
-        rows = [self.models.get(d, self._fresh()) for d in self._drafters]
-        weights = np.array(rows).reshape(len(rows), self.features.size + POSITION_FEATURES)
-        self._weights = np.ascontiguousarray(weights[:, : self.features.size])
-        self._by_position = weights[:, self.features.size :] @ self._positions.T
+        """Coefficients as arrays: of x and of x at j = 1 [drafters, size], and the part of j [drafters, k_max]."""
+        rows, size = [self.models.get(d, self._fresh()) for d in self._drafters], self.features.size
+        weights = np.array(rows).reshape(len(rows), 2 * size + 1)
+        self._weights = np.ascontiguousarray(weights[:, :size])
+        self._first_weights = np.ascontiguousarray(weights[:, size:-1])
+        self._by_position = weights[:, -1:] * self._depth
         self._priced: tuple[str, float] | None = None
 
     def _fresh(self) -> list[float]:
-        return [START] + [0.0] * (self.features.size + POSITION_FEATURES - 1)
+        return [START] + [0.0] * (2 * self.features.size)
 
     def _price(self, level: str, c: float) -> None:
         """ρ·E[seconds] of every (drafter, K), and the worth of a plain step, at this load."""
@@ -132,6 +143,7 @@ class AcceptModel(BasePolicy):
     def tokens(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """E[tokens] for every drafter and K, [drafters, k_max]."""
         logits = (self._weights @ x)[:, None] + self._by_position
+        logits[:, 0] += self._first_weights @ x
         p = 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))
         expected: NDArray[np.float64] = 1.0 + p.cumprod(axis=1).cumsum(axis=1)
         return expected
@@ -174,14 +186,12 @@ class AcceptModel(BasePolicy):
             self._learn()
 
     def _learn(self) -> None:
-        longest = max(accepted for _, _, accepted, _ in self.buffer) + 1
-        positions = position_features(longest)
         for name in dict.fromkeys(row[0] for row in self.buffer):
             rows, labels = [], []
             for drafter, x, accepted, refused in self.buffer:
                 if drafter == name:
                     judged = accepted + refused
-                    rows.append(np.hstack([np.tile(x, (judged, 1)), positions[:judged]]))
+                    rows.append(rows_of(np.array(x), judged))
                     labels.append(np.arange(judged) < accepted)
             self.models[name] = self._fitted(name, np.vstack(rows), np.concatenate(labels).astype(np.int64))
         self.buffer.clear()
@@ -198,7 +208,7 @@ class AcceptModel(BasePolicy):
         return coefficients
 
     def load_state_dict(self, state: Any) -> None:
-        size = self.features.size + POSITION_FEATURES
+        size = 2 * self.features.size + 1
         if state.get("fields") != self.fields:
             raise ArtefactError(f"policy {self.spec!r} reads {self.fields}, saved was {state.get('fields')}")
         models = state.get("models")

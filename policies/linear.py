@@ -83,8 +83,8 @@ class LinearBandit(BasePolicy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state) != {*self.learned, "fields"} or not isinstance(state["rng"], int):
             raise ArtefactError(f"policy {self.spec!r} expects the state of a linear bandit, got {sorted(state)}")
-        if tuple(state["fields"]) != self.features.fields:
-            raise ArtefactError(f"policy {self.spec!r} reads {self.features.fields}, saved was {state['fields']}")
+        if state["fields"] != list(self.features.fields):
+            raise ArtefactError(f"policy {self.spec!r} reads {list(self.features.fields)}, saved was {state['fields']}")
         arms = RidgeArms(self.arms.size, self.arms.ridge)
         arms.from_json(state["arms"])
         super().load_state_dict({"arms": arms, "rng": state["rng"]})

@@ -46,6 +46,12 @@ def state_of(entropy: float | None, position: int, ema: float) -> int:
     return (e * BINS[1] + bisect_right(POSITION_EDGES, position)) * BINS[2] + bisect_right(EMA_EDGES, ema)
 
 
+def _chances(counts: NDArray[np.float64], prior: NDArray[np.float64], trust: float) -> NDArray[np.float64]:
+    """Chances of the next bin, [..., from, to], from counts of moves and a belief worth `trust` moves."""
+    chances: NDArray[np.float64] = (counts + trust * prior) / (counts.sum(axis=-1, keepdims=True) + trust)
+    return chances
+
+
 @register("mdp")
 class Mdp(BasePolicy):
     """The optimal action of a Markov decision process whose table is estimated as it goes.
@@ -57,9 +63,10 @@ class Mdp(BasePolicy):
     Estimated from finished rounds: per state and drafter the acceptance of each draft position given the ones before
     (drawn by 4 tokens' weight to its mean over the states, and that to 0.75, so that what is untried looks good); how
     the entropy bin and the average's bin move after each of four outcomes (nothing drafted, first token refused,
-    refused later, all accepted), and the position bin by itself. One round tells about every K, since the accepted
-    length for a smaller K follows from it. Seconds as in `policies.round_costs`. Every `every` rounds the table is
-    solved anew by 25 sweeps of value iteration, after which counts are multiplied by `memory`.
+    refused later, all accepted), and the position bin by itself. Entropy moves after an outcome are drawn to those
+    after any, else an outcome nobody has seen would be believed to change nothing. One round tells about every K, since
+    the accepted length for a smaller K follows from it. Seconds as in `policies.round_costs`. Every `every` rounds the
+    table is solved anew by 25 sweeps of value iteration, after which counts are multiplied by `memory`.
 
     A drafter that was not asked for `probe` rounds is asked for 2 tokens. `frozen=true` plays the table it was given
     (a saved policy) and neither learns nor probes.
@@ -200,8 +207,10 @@ class Mdp(BasePolicy):
 
     def _solve(self) -> None:
         reward, chance = self._outcomes()
-        moves = [np.array(m) for m in (self.entropy_moves, self.position_moves, self.ema_moves)]
-        e, p, m = ((x + np.eye(x.shape[-1])) / (x.sum(axis=-1, keepdims=True) + 1.0) for x in moves)
+        counts = [np.array(m) for m in (self.entropy_moves, self.position_moves, self.ema_moves)]
+        anyhow = _chances(counts[0].sum(axis=0), np.eye(BINS[0]), 1.0)
+        e = _chances(counts[0], anyhow, TRUST)
+        p, m = (_chances(x, np.eye(x.shape[-1]), 1.0) for x in counts[1:])
         value = np.zeros(BINS)
         quality = reward
         for _ in range(SWEEPS if self.gamma else 0):

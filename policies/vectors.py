@@ -11,12 +11,12 @@ from assc.observe import Featurizer
 
 LINEAR_FIELDS = ("acceptance_ema", "full_streak", "target_entropy", "target_top1", "ngram_match", "position")
 CONFIDENCE_FIELDS = ("draft_entropy", "draft_top1")
-TYPICAL = 3.0
-"""entropies (nats) are divided by it"""
+UNITS = {"target_entropy": 3.0, "draft_entropy": 3.0, "ngram_match": 0.25}
+"""fields are divided by these, so that their usual values differ by about 1: 3 nats; a match of 4 tokens"""
 
 
 class LinearFeatures:
-    """Float64 vector [1 + size]: 1, then the fields, entropies in units of 3 nats.
+    """Float64 vector [1 + size]: 1, then the fields in the units of `UNITS`.
 
     `names` are fields of the featurizer joined by "+"; "" stands for `LINEAR_FIELDS`. Raises `ValueError` for others.
     """
@@ -30,8 +30,8 @@ class LinearFeatures:
             raise ValueError(f"fields are names joined by +, {error}") from None
         self.fields, self.needs = fields, self.featurizer.needs
         self.size = 1 + self.featurizer.size
-        sizes = [(s.size, TYPICAL if s.unit == "nats" else 1.0) for s in self.featurizer.specs]
-        self._scale: NDArray[np.float64] = np.concatenate([np.full(n, 1.0 / unit) for n, unit in sizes])
+        scales = [np.full(s.size, 1.0 / UNITS.get(s.name, 1.0)) for s in self.featurizer.specs]
+        self._scale: NDArray[np.float64] = np.concatenate(scales)
 
     def __call__(self, observation: Observation) -> NDArray[np.float64]:
         vector = np.empty(self.size)

@@ -21,14 +21,14 @@ def read_table(text: str) -> list[tuple[int, int, int]]:
     ranges: list[tuple[int, int, int]] = []
     for part in text.split("/"):
         sizes, _, k = part.partition(":")
-        first, dash, last = sizes.partition("-")
+        start, dash, last = sizes.partition("-")
         try:
-            ranges.append((int(first), int(last if dash else first), int(k)))
+            ranges.append((int(start), int(last if dash else start), int(k)))
         except ValueError:
             raise ValueError(f"table is written like {DEFAULT_TABLE} (first-last:K), got {part!r}") from None
     end = 0
-    for low, high, k in ranges:
-        if not end < low <= high or k < 0 or (end == 0 and low != 1):
+    for first, high, tokens in ranges:
+        if not end < first <= high or tokens < 0 or (end == 0 and first != 1):
             raise ValueError(f"the ranges of table rise from 1 on without overlap and K is 0 or more, got {text!r}")
         end = high
     return ranges

@@ -16,8 +16,9 @@ class WindowRule(BasePolicy):
 
     Over the last `window` rounds that drafted: rate = Σaccepted / Σdrafted, mean = Σaccepted / rounds.
 
-    1. rate < `safety`: K ← max(k_min, K // 2); if K is at k_min already, pause: roll back for `pause` rounds, then
-       draft one token with an empty window; if it is accepted go on with K = k_min, else pause again.
+    1. rate < `safety` over at least min(4, window) rounds: K ← max(k_min, K // 2) with an empty window; if K is at
+       k_min already, pause: roll back for `pause` rounds, then draft one token; if it is accepted go on with K = k_min
+       and an empty window, else pause again.
     2. rate ≥ `bar` and mean ≥ K / 2: K ← min(k_max, K + 1). The mean guards against raising a cap that short drafts
        (a lookup with little to copy) do not reach anyway.
     3. Else K stays.
@@ -40,7 +41,7 @@ class WindowRule(BasePolicy):
         self,
         window: int = 8,
         bar: float = 0.75,
-        safety: float = 0.40,
+        safety: float = 0.30,
         k_min: int = 1,
         k_max: int = 8,
         init: int = 4,
@@ -77,14 +78,14 @@ class WindowRule(BasePolicy):
             return
         self.idle = 0
         if self.k == 0:
-            self.history.clear()
             self.k = self._floor if accepted else 0
             return
         self.history.append((accepted, drafted))
         del self.history[: -self.window]
         total = sum(a for a, _ in self.history)
         rate = total / sum(d for _, d in self.history)
-        if rate < self.safety:
+        if rate < self.safety and len(self.history) >= min(4, self.window):
+            self.history.clear()
             self.k = max(self._floor, self.k // 2) if self.k > self._floor else 0
         elif rate >= self.bar and total / len(self.history) >= self.k / 2:
             self.k = min(self._cap, self.k + 1)
