@@ -13,7 +13,7 @@ from assc.errors import ArtefactError
 from assc.registry import register
 from policies.arms import LONGEST
 from policies.base import BasePolicy
-from policies.kinds import is_lookup
+from policies.kinds import first_model, is_lookup
 from policies.round_costs import Costs, add_round, load_level, prices
 from policies.vectors import LinearFeatures
 
@@ -21,20 +21,27 @@ START = 1.1
 """log-odds before anything is learned: a chance of 0.75"""
 
 
-def depth(k_max: int) -> NDArray[np.float64]:
-    """log2(j) / 4 of draft positions 1 … k_max."""
-    return np.log2(np.arange(1, k_max + 1)) / 4.0
+OWN = 16
+"""draft positions with a constant of their own; those beyond share the last one"""
+
+
+def of_position(k_max: int) -> NDArray[np.float64]:
+    """Regressors of draft positions 1 … k_max that depend on j alone, [k_max, 1 + OWN]: log2(j) / 4 and [j = 1] …"""
+    columns = np.zeros((k_max, 1 + OWN))
+    columns[:, 0] = np.log2(np.arange(1, k_max + 1)) / 4.0
+    columns[np.arange(k_max), 1 + np.minimum(np.arange(k_max), OWN - 1)] = 1.0
+    return columns
 
 
 def rows_of(x: NDArray[np.float64], judged: int) -> NDArray[np.float64]:
-    """Regression rows of draft positions 1 … judged, [judged, 2·size + 1]: x, x once more where j = 1, log2(j) / 4.
+    """Regression rows of draft positions 1 … judged: x, x once more where j = 1, and those of the position.
 
-    >>> rows_of(np.array([1.0, 0.5]), 2).tolist()
-    [[1.0, 0.5, 1.0, 0.5, 0.0], [1.0, 0.5, 0.0, 0.0, 0.25]]
+    >>> rows_of(np.array([1.0, 0.5]), 2)[:, :7].tolist()
+    [[1.0, 0.5, 1.0, 0.5, 0.0, 1.0, 0.0], [1.0, 0.5, 0.0, 0.0, 0.25, 0.0, 1.0]]
     """
-    rows = np.zeros((judged, 2 * len(x) + 1))
-    rows[:, : len(x)], rows[0, len(x) : -1], rows[:, -1] = x, x, depth(judged)
-    return rows
+    first = np.zeros((judged, len(x)))
+    first[0] = x
+    return np.hstack([np.tile(x, (judged, 1)), first, of_position(judged)])
 
 
 @register("accept_model")
@@ -44,7 +51,8 @@ class AcceptModel(BasePolicy):
     Per drafter a logistic regression gives p_j = P(position j is accepted, given that those before it were | x, j).
     Its regressors are x (1 and the fields acceptance_ema, full_streak, target_entropy, target_top1, ngram_match and
     position of the featurizer; with `confidence=true` also the draft's entropy and top-1, whose forward is then paid in
-    every round), x again where j = 1, since what is known now says most about the next token, and log2(j).
+    every round), x again where j = 1, since what is known now says most about the next token, log2(j), and a constant
+    of the position.
     E[tokens | K] = 1 + Σ_{k≤K} Π_{j≤k} p_j. E[seconds] is fitted to the policy's own rounds per level of load
     (`policies.round_costs`), before there are any it is 1 + K·c. ρ = Σtokens / Σseconds of this policy at that load,
     discounted by 0.995 per round. Plain decoding is worth 1 − ρ·(seconds of a target step).
@@ -85,6 +93,8 @@ class AcceptModel(BasePolicy):
         self.features = LinearFeatures(fields, confidence=confidence)
         self.needs = self.features.needs
         self.fields = list(self.features.fields)
+        self._size = 2 * self.features.size + 1 + OWN
+        self._peeks = not self.needs.isdisjoint({"draft_entropy", "draft_top1"})
         self.models: dict[str, list[float]] = {}
         """drafter -> coefficients of `rows_of`"""
         self.buffer: list[list[Any]] = []
@@ -107,12 +117,13 @@ class AcceptModel(BasePolicy):
         self._drafters = played.drafters
         self._limits = {d: max(table.k_values(d)) for d in table.drafters}
         most = max((a.k for a in played), default=0)
-        self._depth = depth(most)
+        self._positions = of_position(most)
         self._allowed = np.full((len(self._drafters), most), -np.inf)
         for i, d in enumerate(self._drafters):
             self._allowed[i, [k - 1 for k in played.k_values(d)]] = 0.0
         self._k = np.arange(1, most + 1)
         self._seen = None
+        self._peeker = first_model(played) if self._peeks else None
         for d in self._drafters:
             self.since.setdefault(d, 0)
         self._extract()
@@ -120,24 +131,27 @@ class AcceptModel(BasePolicy):
     def _extract(self) -> None:
         """Coefficients as arrays: of x and of x at j = 1 [drafters, size], and the part of j [drafters, k_max]."""
         rows, size = [self.models.get(d, self._fresh()) for d in self._drafters], self.features.size
-        weights = np.array(rows).reshape(len(rows), 2 * size + 1)
+        weights = np.array(rows).reshape(len(rows), self._size)
         self._weights = np.ascontiguousarray(weights[:, :size])
-        self._first_weights = np.ascontiguousarray(weights[:, size:-1])
-        self._by_position = weights[:, -1:] * self._depth
+        self._first_weights = np.ascontiguousarray(weights[:, size : 2 * size])
+        self._by_position = weights[:, 2 * size :] @ self._positions.T
         self._priced: tuple[str, float] | None = None
 
     def _fresh(self) -> list[float]:
-        return [START] + [0.0] * (2 * self.features.size)
+        return [START] + [0.0] * (self._size - 1)
 
     def _price(self, level: str, c: float) -> None:
         """ρ·E[seconds] of every (drafter, K), and the worth of a plain step, at this load."""
         priced = [prices(self.costs, level, d, c) for d in self._drafters]
-        plain = priced[0][0] if priced else 1.0
+        plain, _, slope = prices(self.costs, level, None, c)
+        peek = priced[self._drafters.index(self._peeker)][2] - slope if self._peeker is not None else 0.0
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
         rho = tokens / seconds if seconds > 0 and self.costs else 1.0 / plain
         calls, steps = np.array([p[1] for p in priced])[:, None], np.array([p[2] for p in priced])[:, None]
         self._cost = rho * (plain + calls + steps * self._k) - self._allowed
-        self._plain = 1.0 - rho * plain
+        if self._peeker is not None:  # the model's first forward is paid for whatever is played then
+            self._cost[[d != self._peeker for d in self._drafters]] += rho * peek
+        self._plain = 1.0 - rho * (plain + peek)
         self._priced = (level, c)
 
     def tokens(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -208,10 +222,11 @@ class AcceptModel(BasePolicy):
         return coefficients
 
     def load_state_dict(self, state: Any) -> None:
-        size = 2 * self.features.size + 1
         if state.get("fields") != self.fields:
             raise ArtefactError(f"policy {self.spec!r} reads {self.fields}, saved was {state.get('fields')}")
         models = state.get("models")
-        if not isinstance(models, dict) or any(not isinstance(m, list) or len(m) != size for m in models.values()):
-            raise ArtefactError(f"policy {self.spec!r} expects {size} coefficients per drafter")
+        if not isinstance(models, dict) or any(
+            not isinstance(m, list) or len(m) != self._size for m in models.values()
+        ):
+            raise ArtefactError(f"policy {self.spec!r} expects {self._size} coefficients per drafter")
         super().load_state_dict(state)

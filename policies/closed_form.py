@@ -46,7 +46,7 @@ class ClosedForm(BasePolicy):
     Where no K is worth more than plain decoding it rolls back, and after `probe` such rounds drafts one token.
 
     Limits: it believes that positions are alike and independent, so mixed text (long runs here, none there) makes it
-    draft too little where runs are long.
+    draft too little where runs are long. It takes verification to cost the same for every K.
 
     Uses acceptance history and its own seconds. Source: Leviathan et al. 2023, arXiv 2211.17192, theorem 3.8, with
     one draft step more in the denominator.

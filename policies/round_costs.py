@@ -46,7 +46,9 @@ def add_round(costs: Costs, record: RoundRecord, level: str) -> bool:
     rows[VERIFY] = [MEMORY * v + a for v, a in zip(rows[VERIFY], (1.0, d, s, d * d, d * s), strict=True)]
     name = record.action.drafter
     if name is not None and record.drafted:
-        forwards = 0.0 if is_lookup(name) else float(record.draft_steps or record.drafted)
+        forwards = float(record.draft_steps or (0 if is_lookup(name) else record.drafted))
+        if is_lookup(name) and record.peeked:
+            return True  # the seconds are those of another drafter's first forward
         old = rows.get(name, (0.0, 0.0, 0.0))
         rows[name] = [MEMORY * v + a for v, a in zip(old, (1.0, forwards, drafting), strict=True)]
     return True
@@ -80,6 +82,6 @@ def prices(costs: Costs, level: str, drafter: str | None, c: float) -> tuple[flo
     if drafter is None:
         return plain, 0.0, slope
     calls, forwards, seconds = rows.get(drafter, (0.0, 0.0, 0.0))
-    if is_lookup(drafter):
+    if is_lookup(drafter) and not forwards:
         return plain, seconds / calls if calls else 0.0, slope
     return plain, 0.0, slope + (seconds + c * plain) / (forwards + 1.0)

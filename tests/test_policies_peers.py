@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from assc.errors import ArtefactError, SpecError
 from assc.registry import make_policy
 from assc.run import run_request
 from policies.accept_model import AcceptModel
+from policies.artefact import load_artefact, save_policy
 from policies.bandit import Bandit
 from policies.closed_form import ClosedForm, best_k
 from policies.gammatune import GammaTune
@@ -518,9 +520,9 @@ def test_accept_model_step_is_stochastic_gradient_descent() -> None:
     for accepted in (2, 0):
         policy.act(seen(ngram_match=4, target_entropy=1.5))
         policy.update(played(Action("model", 4), accepted))
-    w = np.array([1.1] + [0.0] * 2 * len(x))
+    w = np.array([1.1] + [0.0] * 2 * len(x) + [0.0] * 16)
     for j, label in ((1, 1), (2, 1), (3, 0), (1, 0)):
-        row = np.concatenate([x, x if j == 1 else 0 * x, [math.log2(j) / 4]])
+        row = np.concatenate([x, x if j == 1 else 0 * x, [math.log2(j) / 4], np.eye(16)[j - 1]])
         slope = label - 1 / (1 + math.exp(-row @ w))
         w = w * (1 - 0.1 * 1e-4) + 0.1 * slope * row
     assert policy.models["model"] == pytest.approx(w.tolist(), abs=1e-9)
@@ -625,3 +627,23 @@ def test_easy_drafts_get_long_ones(spec: str) -> None:
     rounds = [r for i in range(20) for r in run_request(engine, Request((1,), 96, seed=i), policy).rounds]
     late = [r.planned for r in rounds[-100:] if r.position + 17 <= 96]
     assert sum(late) / len(late) > 7
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["guard(bandit:ucb,discount=0.9):span=3", "linucb", "lints", "accept_model:every=4", "mdp:every=8", "goodput"],
+)
+def test_a_saved_learner_goes_on_where_it_was(spec: str, tmp_path: Path) -> None:
+    def play(policy: Policy, requests: list[Request]) -> list[Action]:
+        engine = FakeBackend(drafters=("ngram", "model"))
+        return [r.action for q in requests for r in run_request(engine, q, policy).rounds]
+
+    learner, engine = make_policy(spec, seed=2), FakeBackend(drafters=("ngram", "model"))
+    play(learner, fake_requests(6))
+    path = save_policy(tmp_path / "policy.zip", learner, table=engine.table)
+    loaded = load_artefact(path)
+    expected = play(learner, fake_requests(4, seed=8))
+    assert play(loaded, fake_requests(4, seed=8)) == expected
+    loaded.reset()
+    assert play(loaded, fake_requests(4, seed=8)) == expected
+    assert make_policy(f"guard({path})").needs == learner.needs
