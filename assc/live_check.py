@@ -55,13 +55,18 @@ class LiveCheck:
 
     def __str__(self) -> str:
         where = f"{self.meta['pair']}, {self.meta['device']} {self.meta['dtype']}, {self.meta['threads']} threads"
-        low, high = self.live["speedup_ci95"] or (float("nan"), float("nan"))
-        measured = f"{self.live['speedup']:.2f}x (95 % interval {low:.2f} to {high:.2f})"
+        low, high = self.live["speedup_ci95"]
+        bounds = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
+        measured = _times(self.live["speedup"]) + bounds
         return (
             f"Live check ({where}, mode {self.meta['mode']}, {self.requests} held-out requests): same text in "
             f"{self.same_text} of {self.requests}, same round in {self.same_rounds} of {self.rounds}; "
-            f"speed-up measured {measured}, modelled {self.replay['speedup']:.2f}x"
+            f"speed-up measured {measured}, modelled {_times(self.replay['speedup'])}"
         )
+
+
+def _times(speedup: float | None) -> str:
+    return "n/a" if speedup is None else f"{speedup:.2f}x"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Spec strings and the registry of policies.
 
 A spec string is `name`, `name:key=value,key=value`, or `name:VALUE` where VALUE is the policy's main parameter
-(`static:4`, `bandit:ucb`). A path that ends with `.zip` names a saved artefact. Policies register through the
-entry-point group `assc.policies`: each entry point is a module whose import calls `@register`.
+(`static:4`, `bandit:ucb`). A policy around another one takes its spec in parentheses, `guard(assc:variant=diagram)` or
+`guard(static:4):span=8`; a shell wants quotes around that. A path that ends with `.zip` names a saved artefact.
+Policies register through the entry-point group `assc.policies`: each entry point is a module whose import calls
+`@register`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ ENTRY_POINT_GROUP = "assc.policies"
 
 Factory = Callable[..., Policy]
 F = TypeVar("F", bound=Factory)
+
+INNER = "policy"
+"""key of the spec in parentheses, and the name of the constructor's parameter that takes it"""
 
 _factories: dict[str, Factory] = {}
 _artefact_loader: Callable[[str], Policy] | None = None
@@ -82,11 +87,14 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     ('assc', {'variant': 'diagram', 'k_max': '6'})
     >>> parse_spec("static:4")
     ('static', {'': '4'})
+    >>> parse_spec("guard(assc:k_min=1,k_max=6):span=8")
+    ('guard', {'policy': 'assc:k_min=1,k_max=6', 'span': '8'})
     """
-    name, _, rest = spec.strip().partition(":")
-    if not name:
+    outer, inner = _take_inner(spec)
+    name, _, rest = outer.strip().partition(":")
+    if not name.strip():
         raise SpecError(f"the policy spec {spec!r} has no name; write name or name:key=value,key=value")
-    values: dict[str, str] = {}
+    values: dict[str, str] = {} if inner is None else {INNER: inner}
     for part in rest.split(",") if rest else []:
         key, equals, value = part.partition("=")
         if not equals:
@@ -97,6 +105,24 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     if spec.rstrip().endswith((":", ",")):
         raise SpecError(f"the policy spec {spec!r} ends with a separator; write name:key=value,key=value")
     return name.strip(), values
+
+
+def _take_inner(spec: str) -> tuple[str, str | None]:
+    """The spec without its parentheses and what stands in them; None where the name has none."""
+    start = spec.find("(")
+    if start < 0 or ":" in spec[:start]:
+        return spec, None
+    depth = 0
+    for i in range(start, len(spec)):
+        depth += {"(": 1, ")": -1}.get(spec[i], 0)
+        if depth == 0:
+            inner, rest = spec[start + 1 : i].strip(), spec[i + 1 :].strip()
+            if not inner or (rest and not rest.startswith(":")):
+                break
+            return spec[:start] + rest, inner
+    raise SpecError(
+        f"the policy spec {spec!r} has wrong parentheses; write name(spec) or name(spec):key=value,key=value"
+    )
 
 
 def _convert(spec: str, key: str, raw: str, parameter: inspect.Parameter) -> Any:
@@ -136,6 +162,8 @@ def make_policy(spec: str, *, seed: int = 0) -> Policy:
     arguments: dict[str, Any] = {}
     for key, value in raw.items():
         target = main if key == "" else key
+        if key == INNER and INNER not in parameters and "(" in spec:
+            raise SpecError(f"policy {name!r} is not one that goes around another, so it takes no ({value})")
         if target is None or target not in parameters:
             allowed = ", ".join(parameters) or "none"
             wrong = f"key {key!r}" if key else f"value {value!r} without a key"

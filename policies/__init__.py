@@ -1,5 +1,45 @@
 """Controllers of K. Importing this package registers all of them, and the reader of saved policies."""
 
-from policies import ar, artefact, assc_rule, bandit, random_k, static, threshold
+from policies import (
+    accept_model,
+    ar,
+    artefact,
+    assc_rule,
+    bandit,
+    cascade,
+    closed_form,
+    gammatune,
+    goodput,
+    guard,
+    hf_heuristic,
+    linear,
+    mdp,
+    random_k,
+    sglang_ema,
+    static,
+    threshold,
+    vllm_table,
+    window,
+)
 
-__all__ = ["ar", "artefact", "assc_rule", "bandit", "random_k", "static", "threshold"]
+__all__ = [
+    "accept_model",
+    "ar",
+    "artefact",
+    "assc_rule",
+    "bandit",
+    "cascade",
+    "closed_form",
+    "gammatune",
+    "goodput",
+    "guard",
+    "hf_heuristic",
+    "linear",
+    "mdp",
+    "random_k",
+    "sglang_ema",
+    "static",
+    "threshold",
+    "vllm_table",
+    "window",
+]

@@ -49,6 +49,8 @@ class ArmSums:
         self.discount, self.window = discount, window
         self.sums: dict[str, list[float]] = {}
         self.recent: list[tuple[str, int, float]] = []
+        self.weights: dict[str, float] = {}
+        """logarithms of the weights of EXP3; empty for the others"""
 
     def add(self, arm: str, tokens: int, seconds: float) -> bool:
         """Count one round; False, and nothing is counted, when its seconds are not a usable number."""
@@ -105,24 +107,26 @@ class ArmSums:
         return math.sqrt(squares / freedom)
 
     def to_json(self) -> dict[str, Any]:
-        return {"sums": {k: list(v) for k, v in self.sums.items()}, "recent": [list(r) for r in self.recent]}
+        weights = {"weights": dict(self.weights)} if self.weights else {}
+        return {"sums": {k: list(v) for k, v in self.sums.items()}, "recent": [list(r) for r in self.recent], **weights}
 
     def from_json(self, state: Mapping[str, Any]) -> None:
         """Take over saved sums. Raises `ArtefactError` when they are not what `to_json` writes."""
         try:
             sums = {str(k): [float(v) for v in row] for k, row in state["sums"].items()}
             recent = [(str(a), int(t), float(s)) for a, t, s in state["recent"]]
+            weights = {str(k): float(v) for k, v in state.get("weights", {}).items()}
             numbers = [v for row in sums.values() for v in row] + [s for _, _, s in recent]
             good = all(len(row) == SUMS and row[0] > 0 for row in sums.values())
             good = good and all(0.0 <= v < math.inf for v in numbers) and all(k_of(arm) >= 0 for arm in sums)
-            good = good and all(arm in sums for arm, _, _ in recent)
+            good = good and all(arm in sums for arm, _, _ in recent) and all(map(math.isfinite, weights.values()))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             good = False
         if not good:
             raise ArtefactError("the saved state of a bandit is damaged: its sums per arm are not finite numbers")
         if self.window and sums and not recent:
             raise ArtefactError("the saved state of a bandit without a window cannot be continued with a window")
-        self.sums, self.recent = sums, recent if self.window else []
+        self.sums, self.recent, self.weights = sums, recent if self.window else [], weights
         if self.window and (len(recent) > self.window or self.total != len(recent)):
             self.sums, self.recent = {}, recent[-self.window :]  # saved under another window: count its end again
             for arm, tokens, seconds in self.recent:

@@ -94,7 +94,7 @@ def save_policy(
     if not isinstance(make_policy(spec), BasePolicy) or spec.endswith(".zip"):
         raise ArtefactError(f"a policy is saved under the spec that builds it, got {spec!r}")
     state = {"spec": spec, "state": policy.state_dict()}
-    kind = spec.partition(",")[0]
+    kind = spec.partition("(")[0].partition(",")[0]
     return _write(path, {"meta.json": _dump(_describe(kind, table, meta)), "state.json": _dump(state)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -21,6 +22,20 @@ def check_playable(needed: ActionTable, table: ActionTable, owner: str) -> None:
         raise ArtefactError(
             f"the saved policy {owner!r} plays {needed.describe()}, but this decoder plays {table.describe()}"
         )
+
+
+def check_value(value: Any, like: Any, owner: str) -> None:
+    """`ArtefactError` unless a saved value has the type of the one it replaces and holds finite numbers only."""
+    numbers = isinstance(value, int | float) and isinstance(like, int | float)
+    if not numbers and not isinstance(value, type(like)):
+        raise ArtefactError(f"the saved {owner} is a {type(value).__name__}, expected is a {type(like).__name__}")
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            raise ArtefactError(f"the saved {owner} holds a number that is not finite")
+        if isinstance(item, dict | list):
+            stack.extend(item.values() if isinstance(item, dict) else item)
 
 
 class BasePolicy:
@@ -88,6 +103,8 @@ class BasePolicy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.learned):
             raise ArtefactError(f"policy {self.spec!r} expects the state {sorted(self.learned)}, got {sorted(state)}")
+        for name, value in state.items():
+            check_value(value, getattr(self, name), f"{name} of policy {self.spec!r}")
         if not hasattr(self, "_initial"):
             self.mark_initial()
         for name, value in state.items():

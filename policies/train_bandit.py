@@ -1,4 +1,4 @@
-"""Online bandits, trained by letting them decode the train requests with the engine's own loop."""
+"""Online learners, bandits and models: trained by letting them decode the train requests with the engine's own loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BanditRun:
 
     @property
     def updates(self) -> int:
-        """A bandit learns from every round."""
+        """An online learner learns from every round."""
         return self.steps
 
     def snapshot(self) -> Checkpoint:

@@ -20,6 +20,7 @@ from assc.registry import make_policy
 from envs.rewards import REWARDS
 
 SB3_ALGORITHMS = ("ppo", "dqn", "a2c")
+ONLINE_LEARNERS = ("bandit", "linucb", "lints", "accept_model", "mdp")
 CONFIG_FILE = "config.json"
 DESCRIPTION = "Train a policy that chooses K round by round, then compare it with baselines on held-out prompts."
 FREE_ON_RESUME = frozenset(
@@ -38,7 +39,7 @@ class TrainConfig:
     """What a training run does; every field is a flag of `train_policy.py`."""
 
     algo: str = "ppo"
-    """Learner: ppo, dqn, a2c, or an online bandit as bandit:ucb, bandit:ts."""
+    """Learner: ppo, dqn, a2c, or the spec of an online learner as bandit:ucb, linucb, accept_model, mdp."""
     backend: Literal["replay", "live"] = "replay"
     """What plays the rounds: replay of a recorded trace in modelled time (no model is needed), or live models."""
     traces: str | None = None
@@ -99,11 +100,10 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise an `AsscError` of one sentence if a value cannot work."""
-        if self.algo not in SB3_ALGORITHMS and not self.algo.startswith("bandit:"):
-            raise SpecError(
-                f"unknown algorithm {self.algo!r}; known: {', '.join(SB3_ALGORITHMS)}, bandit:ucb, bandit:ts"
-            )
-        if self.algo.startswith("bandit:"):
+        online = self.algo.partition(":")[0] in ONLINE_LEARNERS
+        if self.algo not in SB3_ALGORITHMS and not online:
+            raise SpecError(f"unknown algorithm {self.algo!r}; known: {', '.join((*SB3_ALGORITHMS, *ONLINE_LEARNERS))}")
+        if online:
             make_policy(self.algo)
         least = 2 if self.algo == "ppo" else 1
         if self.rounds < least:

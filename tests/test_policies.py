@@ -12,7 +12,7 @@ from fakes import FakeBackend, fake_requests
 from assc.actions import ActionTable
 from assc.core import Action, Observation, Policy, Request, RoundRecord
 from assc.errors import SpecError
-from assc.registry import make_policy, policy_factory, policy_names
+from assc.registry import make_policy, parse_spec, policy_factory, policy_names
 from assc.run import run_request
 from policies.base import BasePolicy
 
@@ -28,7 +28,30 @@ SPECS = {
         "bandit:ucb,discount=0.97",
         "bandit:ts,window=20",
         "bandit:ucb,frozen=true",
+        "bandit:eps",
+        "bandit:eps,window=20",
+        "bandit:exp3",
+        "bandit:exp3,discount=0.97",
+        "bandit:exp3,frozen=true",
     ],
+    "window": ["window", "window:window=2,safety=0.6,pause=2", "window:k_min=2,k_max=16,drafter=model"],
+    "hf_heuristic": ["hf_heuristic", "hf_heuristic:init=1,down=2"],
+    "sglang_ema": ["sglang_ema", "sglang_ema:warmup=0,interval=1", "sglang_ema:rows=8,warmup=0,interval=2"],
+    "vllm_table": ["vllm_table", "vllm_table:table=1-2:5/3-4:3,rows=3"],
+    "goodput": ["goodput", "goodput:window=4,probe=2,k_max=8", "goodput:drafter=model"],
+    "closed_form": ["closed_form", "closed_form:alpha=0.1,probe=3"],
+    "gammatune": ["gammatune", "gammatune:k_min=2,k_max=8"],
+    "cascade": ["cascade", "cascade:m=1,k_ngram=16,k_model=0"],
+    "guard": [
+        "guard(assc)",
+        "guard(static:4):rounds=2,span=3,settle=4",
+        "guard(bandit:ucb,discount=0.97):rounds=1,low=0.9",
+        "guard(guard(cascade):span=2):settle=4,share=0.05",
+    ],
+    "linucb": ["linucb", "linucb:frozen=true", "linucb:fields=history_k+position,confidence=true,explore=0.2"],
+    "lints": ["lints", "lints:ridge=5"],
+    "accept_model": ["accept_model", "accept_model:every=2,probe=5,confidence=true", "accept_model:frozen=true"],
+    "mdp": ["mdp", "mdp:every=4,probe=3", "mdp:frozen=true"],
 }
 CASES = [spec for name in policy_names() for spec in SPECS.get(name, [getattr(policy_factory(name), "example", name)])]
 every_policy = pytest.mark.parametrize("spec", CASES)
@@ -65,7 +88,7 @@ def is_online(spec: str) -> bool:
 
 
 def test_there_are_cases_for_every_policy() -> None:
-    assert {spec.partition(":")[0] for spec in CASES} == set(policy_names())
+    assert {parse_spec(spec)[0] for spec in CASES} == set(policy_names())
     assert {"ar", "static", "random", "assc", "threshold", "bandit"} <= set(policy_names())
 
 
@@ -90,7 +113,7 @@ def test_actions_are_legal_and_plain_ints(spec: str) -> None:
 
 @every_policy
 def test_without_a_drafter_it_decodes_plainly(spec: str) -> None:
-    if (spec.startswith("static") and spec != "static:0") or "drafter=" in spec:
+    if ("static:" in spec and spec != "static:0") or "drafter=" in spec:
         with pytest.raises(SpecError):
             built(spec).begin(ActionTable.build([]))
         return

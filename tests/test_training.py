@@ -30,14 +30,14 @@ from assc.tuning import static_spec, tune_static
 from envs import SpecDecodeEnv
 from policies import train_sb3
 from policies.checkpoint import CHECKPOINT_FILE, read_checkpoint
-from policies.train_config import TrainConfig, merge_resumed
+from policies.train_config import SB3_ALGORITHMS, TrainConfig, merge_resumed
 from policies.train_log import Interrupt, TrainingLog
 from policies.train_play import SinglePlay
 from policies.train_sb3 import Rollout, Sb3Run
 from policies.train_setup import Problem
 from policies.training import planned_rounds, train
 
-LEARNERS = ("ppo", "a2c", "dqn", "bandit:ucb", "bandit:ts")
+LEARNERS = ("ppo", "a2c", "dqn", "bandit:ucb", "bandit:ts", "linucb", "accept_model")
 EVERY_K = range(1, 17)
 
 
@@ -227,7 +227,7 @@ def test_b08_k01_tensorboard_shows_sb3s_scalars_and_ours(algo: str, tmp_path: Pa
     found = scalars(tmp_path / "run")
     ours = {"tokens_per_gpu_second", "acceptance_rate", "waste_rate", "mean_k", "rollback_rate", "draft_time_share"}
     assert {f"decode/{name}" for name in ours} <= set(found)
-    if not algo.startswith("bandit"):
+    if algo in SB3_ALGORITHMS:
         assert {"rollout/ep_rew_mean", "rollout/ep_len_mean"} <= set(found)
     for tag, points in found.items():
         steps = [step for step, _ in points]

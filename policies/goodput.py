@@ -1,0 +1,105 @@
+"""The K with the largest expected tokens per second."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from assc.actions import ActionTable
+from assc.core import Action, Observation, RoundRecord
+from assc.registry import register
+from policies.base import BasePolicy
+from policies.round_costs import Costs, add_round, load_level, prices
+
+PRIOR = 0.75
+"""acceptance of a position nobody has seen, worth one round"""
+
+
+@register("goodput")
+class Goodput(BasePolicy):
+    """argmax over K = 0..k_max of E[tokens(K)] / E[seconds(K)], at the load of now.
+
+    E[tokens(K)] = 1 + Σ_{k≤K} Π_{j≤k} p_j. p_j is the acceptance of draft position j, given that those before it were
+    accepted, over the last `window` rounds that drafted, drawn by one round's weight to the pooled acceptance of all
+    positions (0.75 before the first). E[seconds(K)] is fitted to the policy's own rounds per level of load
+    (`policies.round_costs`): verification by the number of tokens, drafting by the token; before there are any it is
+    1 + K·c. A round that ended the request proves no rejection.
+
+    Where K = 0 is best it rolls back, and after `probe` such rounds drafts one token. Acceptance and costs are the
+    server's, as in the source, so they live on from request to request. `k_max` 0 means the decoder's.
+
+    Uses acceptance history, its own seconds and load. Source: Liu et al. 2024, SmartSpec / TurboSpec, arXiv 2406.14066
+    (goodput); per-position acceptance and measured step costs as in SGLang's strategy `throughput_aware`.
+
+    >>> from assc.actions import ActionTable
+    >>> policy = Goodput()
+    >>> policy.begin(ActionTable.build(["model"], range(1, 9)))
+    >>> class Seen: k_max, cost_ratio, occupancy = 8, 0.1, 1.0
+    >>> str(policy.act(Seen))
+    'model:5'
+    """
+
+    uses: ClassVar[str] = "H, seconds, L"
+    learned: ClassVar[tuple[str, ...]] = ("history", "costs")
+    per_request: ClassVar[tuple[str, ...]] = ("idle", "level")
+
+    def __init__(self, window: int = 32, k_max: int = 0, probe: int = 8, drafter: str | None = None) -> None:
+        if window < 1 or probe < 1 or k_max < 0:
+            raise ValueError(f"window and probe are at least 1, k_max 0 or more, got {window}, {probe}, {k_max}")
+        self.window, self.k_max, self.probe, self.drafter = window, k_max, probe, drafter
+        self.history: list[list[int]] = []
+        """[accepted, tokens judged] of the last rounds: one more than accepted where one was rejected"""
+        self.costs: Costs = {}
+        self.idle = 0
+        self.level = load_level(1.0)
+        self._cap = 0
+        self._planned: tuple[str, float, int] | None = None
+
+    def begin(self, table: ActionTable) -> None:
+        super().begin(table)
+        self._cap = min(self.k_max or 1 << 30, self.limit(table))
+        self._planned = None
+
+    def act(self, observation: Observation) -> Action:
+        level, c = load_level(observation.occupancy), observation.cost_ratio
+        self.level = level
+        if self._planned is None or self._planned[:2] != (level, c):
+            self._planned = (level, c, self._best(level, c))
+        k = self._planned[2]
+        return self.draft(1 if k == 0 and self.idle >= self.probe else k, observation)
+
+    def positions(self) -> list[float]:
+        """p_1 … p_cap."""
+        reached, passed = [0] * (self._cap + 2), [0] * (self._cap + 2)
+        for accepted, judged in self.history:
+            passed[min(accepted, self._cap)] += 1
+            reached[min(judged, self._cap)] += 1
+        for j in range(self._cap, 0, -1):  # from counts of rounds that end at j to rounds that come as far as j
+            passed[j] += passed[j + 1]
+            reached[j] += reached[j + 1]
+        pooled = (PRIOR + sum(passed[1:])) / (1.0 + sum(reached[1:]))
+        return [(pooled + passed[j]) / (1.0 + reached[j]) for j in range(1, self._cap + 1)]
+
+    def _best(self, level: str, c: float) -> int:
+        plain, call, token = prices(self.costs, level, self.drafter or self._first, c)
+        best, value = 0, 1.0 / plain
+        tokens = power = 1.0
+        seconds = plain + call
+        for k, p in enumerate(self.positions(), 1):
+            power *= p
+            tokens += power
+            seconds += token
+            if tokens > value * seconds:
+                best, value = k, tokens / seconds
+        return best
+
+    def update(self, record: RoundRecord) -> None:
+        add_round(self.costs, record, self.level)
+        if record.drafted == 0:
+            self.idle += 1
+        else:
+            self.idle = 0
+            judged = record.accepted + (record.accepted < record.drafted and record.finish is None)
+            self.history.append([record.accepted, judged])
+            del self.history[: -self.window]
+        c = self._planned[1] if self._planned is not None else 0.0
+        self._planned = (self.level, c, self._best(self.level, c)) if self._planned is not None else None

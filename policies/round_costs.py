@@ -1,0 +1,87 @@
+"""What a round costs, learned from finished rounds: a policy knows no cost model, but it sees its own seconds.
+
+For each level of load (the share of the batch that decodes, in sixteenths) the memory keeps discounted sums of the
+seconds outside drafting against the tokens verified, and per drafter of the seconds of drafting per draft forward, or
+per call where a drafter has no forwards (a lookup). It is a plain dictionary, so that `state_dict` can save it:
+
+    {"16": {"verify": [n, Σd, Σs, Σd², Σd·s], "model": [calls, forwards, seconds]}}
+
+Before anything was measured a target step is 1, a verified token is free and a draft forward is the observation's c.
+Only ratios of what `prices` returns mean anything then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assc.core import RoundRecord
+from policies.arms import LONGEST
+from policies.kinds import is_lookup
+
+Costs = dict[str, Any]
+VERIFY = "verify"
+LEVELS = 16
+MEMORY = 0.98
+"""kept of the sums from round to round: about the last 50 rounds count"""
+RIDGE = 0.5
+"""tokens²: holds the slope of verification at 0 until rounds of several lengths were seen"""
+
+
+def load_level(occupancy: float) -> str:
+    """The key of a load.
+
+    >>> load_level(1.0), load_level(0.25)
+    ('16', '4')
+    """
+    return str(round(LEVELS * occupancy))
+
+
+def add_round(costs: Costs, record: RoundRecord, level: str) -> bool:
+    """Count one round; False, and nothing is counted, when its seconds are not a usable number."""
+    if not 0.0 < record.seconds <= LONGEST:
+        return False
+    drafting = record.draft_seconds if 0.0 <= record.draft_seconds <= record.seconds else 0.0
+    rows = costs.setdefault(level, {VERIFY: [0.0] * 5})
+    d, s = record.drafted, record.seconds - drafting
+    rows[VERIFY] = [MEMORY * v + a for v, a in zip(rows[VERIFY], (1.0, d, s, d * d, d * s), strict=True)]
+    name = record.action.drafter
+    if name is not None and record.drafted:
+        forwards = float(record.draft_steps or (0 if is_lookup(name) else record.drafted))
+        if is_lookup(name) and record.peeked:
+            return True  # the seconds are those of another drafter's first forward
+        old = rows.get(name, (0.0, 0.0, 0.0))
+        rows[name] = [MEMORY * v + a for v, a in zip(old, (1.0, forwards, drafting), strict=True)]
+    return True
+
+
+def prices(costs: Costs, level: str, drafter: str | None, c: float) -> tuple[float, float, float]:
+    """Seconds of a plain step, of a call of the drafter, and of each drafted token (its forward and verification).
+
+    A round with K tokens of the drafter costs their sum with the third taken K times. A load never seen takes the
+    prices of the nearest one.
+
+    >>> prices({}, "16", "model", 0.1)
+    (1.0, 0.0, 0.1)
+    >>> from assc.core import Action
+    >>> costs: Costs = {}
+    >>> for k in (0, 2, 4) * 99:
+    ...     action = Action("model" if k else None, k)
+    ...     r = RoundRecord(0, 0, action, k, 0, 1, (), 2 + 0.3 * k, draft_seconds=0.2 * k, draft_steps=k)
+    ...     _ = add_round(costs, r, "16")
+    >>> [round(v, 2) for v in prices(costs, "16", "model", 0.1)]
+    [2.0, 0.0, 0.3]
+    """
+    rows = costs.get(level)
+    if rows is None and costs:
+        rows = costs[min(costs, key=lambda known: abs(int(known) - int(level)))]
+    if rows is None or rows[VERIFY][2] <= 0.0:
+        return 1.0, 0.0, 0.0 if drafter is None or is_lookup(drafter) else max(c, 0.0)
+    n, sd, ss, sdd, sds = rows[VERIFY]
+    slope = max(0.0, (sds - sd * ss / n) / (sdd - sd * sd / n + RIDGE))
+    plain = max((ss - slope * sd) / n, 0.1 * ss / n)
+    if drafter is None:
+        return plain, 0.0, slope
+    calls, forwards, seconds = rows.get(drafter, (0.0, 0.0, 0.0))
+    if is_lookup(drafter) and not forwards:
+        return plain, seconds / calls if calls else 0.0, slope
+    return plain, 0.0, slope + (seconds + c * plain) / (forwards + 1.0)
