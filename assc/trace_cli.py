@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +23,10 @@ class Info:
 
     file: str
     """trace: .npz file, folder of columns, or folder of shards"""
+    split: Literal["held-out", "train", "all"] = "all"
+    """requests of the table of drafters"""
+    by: Literal["nothing", "category"] = "nothing"
+    """a line per category as well"""
 
 
 @dataclass(frozen=True)
@@ -69,28 +74,60 @@ def describe(trace: Trace) -> str:
         f"teacher-forced pass disagreed at {h.recheck_mismatches} positions",
         "ends: " + ", ".join(f"{name} {n}" for i, name in enumerate(FINISHES) if (n := int((c["finish"] == i).sum()))),
         "splits: " + ", ".join(f"{s} {int((c['split'] == s).sum())}" for s in sorted(set(c["split"].tolist()))),
-        "",
-        f"{'drafter':<12} {'temp':>5} {'requests':>8} {'positions':>9} {'proposes':>8} {'first token':>11} "
-        f"{'mean run':>8}",
     ]
-    owner = np.repeat(np.arange(len(trace)), lengths)
+    return "\n".join(lines)
+
+
+TABLE_K = (1, 2, 4, 8, 16)
+
+
+def static_rounds(trace: Trace, drafter: str, row: int, k: int) -> int:
+    """Rounds that static K takes over the text of a request."""
+    first, last = trace.columns["offsets"][row : row + 2].tolist()
+    acc = trace.columns[f"acc/{drafter}"]
+    rounds = 0
+    while first < last:
+        first += min(k, int(acc[first]), last - first - 1) + 1
+        rounds += 1
+    return rounds
+
+
+def drafter_table(trace: Trace, split: str = "all", by: str = "nothing") -> str:
+    """Per drafter and temperature (and category): how often it proposes, how often its first token is accepted where
+    it does, the mean length accepted of K_max there, and the tokens per round of static K.
+    """
+    c, h = trace.columns, trace.header
+    owner = np.repeat(np.arange(len(trace)), np.diff(c["offsets"]))
+    wanted = np.ones(len(trace), bool) if split == "all" else c["split"] == split
+    ks = [k for k in TABLE_K if k <= h.k_max]
+    head = f"{'drafter':<10} {'temp':>4} {'category':<14} {'requests':>8} {'positions':>9} {'proposes':>8} "
+    lines = [head + f"{'first token':>11} {'mean run':>8}  tokens/round at K=" + " ".join(f"{k:>5}" for k in ks)]
+    categories = ["all", *(sorted(set(c["category"].tolist())) if by == "category" else [])]
     for drafter in trace.drafters:
         acc, avail = c[f"acc/{drafter}"], c[f"avail/{drafter}"]
         for temperature in sorted(set(c["temperature"].tolist())):
-            here = (c["temperature"] == temperature)[owner]
-            some = here & (avail > 0)
-            first = (acc[some] > 0).mean() if some.any() else np.nan
-            mean = acc[some].mean() if some.any() else np.nan
-            lines.append(
-                f"{drafter:<12} {temperature:>5g} {int((c['temperature'] == temperature).sum()):>8} "
-                f"{int(here.sum()):>9} {some.sum() / max(1, here.sum()):>8.1%} {first:>11.1%} {mean:>8.2f}"
-            )
+            for category in categories:
+                some = wanted & (c["temperature"] == temperature)
+                some = some if category == "all" else some & (c["category"] == category)
+                here = some[owner]
+                if not here.any():
+                    continue
+                proposed = here & (avail > 0)
+                first = f"{(acc[proposed] > 0).mean():.1%}" if proposed.any() else "n/a"
+                mean = f"{acc[proposed].mean():.2f}" if proposed.any() else "n/a"
+                rounds = [sum(static_rounds(trace, drafter, r, k) for r in np.flatnonzero(some).tolist()) for k in ks]
+                lines.append(
+                    f"{drafter:<10} {temperature:>4g} {category:<14} {int(some.sum()):>8} {int(here.sum()):>9} "
+                    f"{proposed.sum() / here.sum():>8.1%} {first:>11} {mean:>8}  {'':<18}"
+                    + " ".join(f"{here.sum() / n:>5.2f}" for n in rounds)
+                )
     return "\n".join(lines)
 
 
 def _info(words: Sequence[str]) -> None:
     config = parse(Info, _named(words, 1), prog="python -m assc trace info", description="Describe and check a trace.")
-    print(describe(read_trace(config.file)))
+    trace = read_trace(config.file)
+    print(describe(trace), drafter_table(trace, config.split, config.by), sep="\n\n")
 
 
 def _pack(words: Sequence[str]) -> None:
@@ -110,7 +147,7 @@ def _import(words: Sequence[str]) -> None:
         k_max=config.k_max,
     )
     write_trace(trace, config.out)
-    print(describe(read_trace(config.out)))
+    print(describe(written := read_trace(config.out)), drafter_table(written), sep="\n\n")
 
 
 def _named(words: Sequence[str], most: int) -> list[str]:

@@ -10,6 +10,7 @@ from assc.core import Action
 from assc.observe import FIELDS, Featurizer
 from assc.replay import ReplayBackend
 from assc.trace import FINISHES
+from assc.trace_cli import drafter_table, static_rounds
 from assc.vector_replay import GOING, FlatTrace, Rounds, static_seconds
 
 
@@ -57,3 +58,18 @@ def test_static_play_adds_up() -> None:
         assert seconds[row] == pytest.approx(sum(r.seconds for r in records), rel=1e-12)
         assert (tokens[row], rounds[row]) == (sum(r.emitted for r in records), len(records))
         assert (drafted[row], accepted[row]) == (sum(r.drafted for r in records), sum(r.accepted for r in records))
+
+
+def test_the_table_of_drafters_counts_static_rounds() -> None:
+    """`trace info` counts rounds by itself, without costs."""
+    trace = tiny_trace("gumbel")
+    flat = FlatTrace(trace, COSTS)
+    for drafter in trace.drafters:
+        for k in (1, 3, 16):
+            expected = static_seconds(flat, range(len(trace)), drafter, k)[2]
+            assert [static_rounds(trace, drafter, r, k) for r in range(len(trace))] == expected.tolist()
+    rows = [line.split() for line in drafter_table(trace, "held-out", "category").splitlines()[1:]]
+    held = [r for r in range(len(trace)) if trace.columns["split"][r] == "held-out"]
+    whole = [row for row in rows if row[2] == "all"]
+    assert sum(int(row[3]) for row in whole) == len(held) * len(trace.drafters)
+    assert {row[2] for row in rows} == {"all", *trace.columns["category"][held].tolist()}
