@@ -195,10 +195,11 @@ greedy, others are sampled in mode gumbel.
 def _what(config: dict[str, Any]) -> str:
     """One sentence about the design."""
     if design_of(config) == "layers":
-        numbers = ", ".join(map(str, config["layers"]))
+        layers = config["layers"]
+        noun = "layer" if len(layers) == 1 else "layers"
         return (
-            f"An independent draft of {len(config['layers'])} layers for speculative decoding, a model of the target's "
-            f"own class that\nstarted as the target's layers {numbers} and its final norm."
+            f"An independent draft of {len(layers)} {noun} for speculative decoding, a model of the target's own class "
+            f"that\nstarted as the target's {noun} {', '.join(map(str, layers))} (counted from 0) and its final norm."
         )
     return (
         "A one-layer draft for speculative decoding, conditioned on the target's last hidden state (in the manner of "
