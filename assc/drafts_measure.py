@@ -12,6 +12,7 @@ from assc.core import Action, Mode, Request
 from assc.costs import CostModel
 from assc.drafters.base import Drafter
 from assc.drafters.hidden import HiddenDrafter
+from assc.drafters.layers import trimmed_head
 from assc.drafters.model import ModelDrafter
 from assc.drafts import (
     ByPosition,
@@ -131,16 +132,19 @@ def describe(drafter: Drafter, engine: Engine, text: Sequence[int], memory_bytes
     """Size and reach of a drafter over `text`, the target's own new tokens. A drafter without weights is a lookup."""
     target = engine.target.model
     if isinstance(drafter, ModelDrafter):
-        ids = min(drafter.runner.vocab_size, engine.target.vocab_size)
-        known = sum(t < ids for t in text)
+        head = trimmed_head(drafter.runner.model)
+        limit = min(drafter.runner.vocab_size, engine.target.vocab_size)
+        can = set(range(limit) if head is None else head.token_ids.tolist())
+        share = sum(t in can for t in text) / len(text)
         family = str(drafter.runner.model.config.get_text_config().model_type)
         size = own_parameters(drafter.runner.model, target)
-        return DrafterFacts(drafter.name, "model", drafter.keeps, family, size, ids, known / len(text), memory_bytes)
+        cut = head is not None
+        return DrafterFacts(drafter.name, "model", drafter.keeps, family, size, len(can), share, memory_bytes, cut)
     if isinstance(drafter, HiddenDrafter):
-        head = set(drafter.net.token_ids.tolist())
-        share = sum(t in head for t in text) / len(text)
+        can = set(drafter.net.token_ids.tolist())
+        share = sum(t in can for t in text) / len(text)
         size = own_parameters(drafter.net, target)
-        return DrafterFacts(drafter.name, "hidden", drafter.keeps, "", size, len(head), share, memory_bytes)
+        return DrafterFacts(drafter.name, "hidden", drafter.keeps, "", size, len(can), share, memory_bytes, True)
     return DrafterFacts(drafter.name, "lookup", drafter.keeps, memory_bytes=memory_bytes)
 
 

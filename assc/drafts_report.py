@@ -92,7 +92,7 @@ def _tokens(target: TargetFacts, drafter: DrafterMeasured) -> _Judged:
     facts = drafter.facts
     if facts.token_ids is None:
         return "pass", facts.coverage, "the target's own tokens, every one can be proposed"
-    what = "head cut to" if facts.kind == "hidden" else "same tokenizer, common to both are"
+    what = "head cut to" if facts.cut_head or facts.kind == "hidden" else "same tokenizer, common to both are"
     told = f"{what} {facts.token_ids:,} of the target's {target.token_ids:,} ids"
     share = f"they make up {facts.coverage:.1%} of the target's text"
     if facts.coverage < COVERAGE:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assc.drafters.artefact import design_of, read_config
 from assc.drafters.base import Drafter
 from assc.drafters.hidden import HiddenDrafter
+from assc.drafters.layers import load_layers
 from assc.drafters.model import ModelDrafter
 from assc.drafters.net import load_net
 from assc.drafters.ngram import NgramDrafter
@@ -14,6 +17,8 @@ from assc.engine import Engine
 from assc.kv import ModelRunner
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from assc.pairs import LoadedPair
 
 
@@ -24,6 +29,14 @@ def build_engine(pair: LoadedPair, *, k_max: int = 16, drafters: Sequence[Drafte
     """
     if drafters is None:
         drafters = [ModelDrafter(ModelRunner(model), name) for name, model in pair.drafts.items()]
-        drafters += [HiddenDrafter(load_net(folder, pair.target), name) for name, folder in pair.learned.items()]
+        drafters += [learned_drafter(folder, pair.target, name) for name, folder in pair.learned.items()]
         drafters = [*drafters, NgramDrafter()]
     return Engine(ModelRunner(pair.target), drafters, k_max=k_max, eos_ids=pair.eos_token_ids, tokenizer=pair.tokenizer)
+
+
+def learned_drafter(folder: Path, target: PreTrainedModel, name: str = "") -> Drafter:
+    """The drafter of a learned draft, by default named after its design. Raises `ArtefactError`."""
+    design = design_of(read_config(folder))
+    if design == "layers":
+        return ModelDrafter(ModelRunner(load_layers(folder, target)), name or design)
+    return HiddenDrafter(load_net(folder, target), name or design)

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from assc.catalogue import HIDDEN_DRAFTER, MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
 from assc.convert import quiet_transformers
 from assc.device import resolve_device, resolve_dtype
-from assc.drafters.net import is_net
+from assc.drafters.artefact import design_of, is_net, read_config
 from assc.errors import PairError, RequestError, UnsupportedModelError
 from assc.sources import TINY, locate
 from assc.support import check_supported, check_tokenizers, vocabulary_rows
@@ -87,17 +87,19 @@ def load_pair(
     """Load a pair of the catalogue, or a custom one.
 
     `target` (directory, `.gguf` file or hub id) replaces the whole named pair; `draft` adds or replaces the draft
-    called `model`, or, when it is the folder of a learned draft, adds the drafter `hidden`. `dtype="auto"` is
-    `assc.device.default_dtype`, and float64 for the pair `tiny`. `threads` sets torch's threads for the process.
-    Raises `PairError`, or `UnsupportedModelError` for a model whose state cannot be rolled back.
+    called `model`, or, when it is the folder of a learned draft, adds it as the drafter `hidden` or `layers`, after
+    its design. `dtype="auto"` is `assc.device.default_dtype`, and float64 for the pair `tiny`. `threads` sets torch's
+    threads for the process. Raises `PairError`, `ArtefactError` for a learned draft that cannot be read, or
+    `UnsupportedModelError` for a model whose state cannot be rolled back.
     """
     if threads is not None:
         if threads < 1:
             raise PairError(f"threads is 1 or more, got {threads}")
         torch.set_num_threads(threads)
     if draft is not None and is_net(Path(draft)):
+        learned = {design_of(read_config(Path(draft))): Path(draft)}
         loaded = load_pair(name, target=target, device=device, dtype=dtype, force_tokenizer=force_tokenizer)
-        return replace(loaded, name=f"{loaded.name}+{Path(draft).name}", learned={HIDDEN_DRAFTER: Path(draft)})
+        return replace(loaded, name=f"{loaded.name}+{Path(draft).name}", learned=learned)
     spec = _resolve(name, target, draft)
     where = resolve_device(device)
     kind = torch.float64 if dtype == "auto" and spec.target.startswith(TINY) else resolve_dtype(dtype, where)

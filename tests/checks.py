@@ -71,11 +71,14 @@ class ArgmaxDrafter(ModelDrafter):
 
 
 def table_drafter(kind: str) -> Drafter:
-    """dense and few: probabilities q; trimmed: q over the first 6 ids; argmax and ngram: one-hot."""
+    """dense and few: probabilities q; trimmed: q over the first 6 ids; cut: ids 1 and 6 score -inf; argmax and ngram:
+    one-hot."""
     if kind == "ngram":
         return NgramDrafter("draft", min_n=1)
     size = 6 if kind == "trimmed" else V
-    table = FEW_DRAFT if kind == "few" else DRAFT_TABLE
+    table = FEW_DRAFT if kind == "few" else DRAFT_TABLE.copy()
+    if kind == "cut":
+        table[:, [1, 6]] = -np.inf
     runner: Any = TableRunner(torch.tensor(table[:size, :size]))
     return ArgmaxDrafter(runner, "draft") if kind == "argmax" else ModelDrafter(runner, "draft")
 

@@ -16,11 +16,11 @@ import torch
 from assc.cli import parse
 from assc.core import ROLLBACK, Request
 from assc.distill.data import Report
-from assc.drafters.hidden import HiddenDrafter
-from assc.drafters.net import load_net, read_config
+from assc.drafters.artefact import design_of, read_config
 from assc.engine import Engine
 from assc.files import write_text
 from assc.kv import ModelRunner
+from assc.loading import learned_drafter
 from assc.pairs import LoadedPair, load_pair
 from assc.timing import PhaseTimer
 from assc.workloads import load_workload, make_requests, select
@@ -98,17 +98,17 @@ def measure_draft(engine: Engine, requests: Sequence[Request], k: int) -> dict[s
     proposed: list[dict[int, list[int]]] = [{} for _ in requests]
     while any(row.finish is None for row in batch.rows):
         ks = [k if row.finish is None else 0 for row in batch.rows]
-        tokens = drafter.propose(batch, ks).tokens.tolist()
+        proposal = drafter.propose(batch, ks)
         for b, row in enumerate(batch.rows):
             if row.finish is None:
-                proposed[b][row.length] = tokens[b]
+                proposed[b][row.length] = proposal.tokens[b, : proposal.lengths[b]].tolist()
         engine.round(batch, [ROLLBACK] * batch.size, timer)
     found: dict[str, Accepted] = {}
     for row, drafts in zip(batch.rows, proposed, strict=True):
         lengths = []
         for start in range(row.prompt_length, row.length):
             n = 0
-            while n < k and start + n < row.length and drafts[start][n] == row.tokens[start + n]:
+            while n < min(len(drafts[start]), row.length - start) and drafts[start][n] == row.tokens[start + n]:
                 n += 1
             lengths.append(n)
         one = Accepted(
@@ -125,7 +125,7 @@ def measure_draft(engine: Engine, requests: Sequence[Request], k: int) -> dict[s
 
 def measure_all(pair: LoadedPair, folder: Path, config: CardConfig, report: Report) -> dict[float, dict[str, Accepted]]:
     """Acceptance per temperature and category on held-out prompts; the key `all` pools them."""
-    drafter = HiddenDrafter(load_net(folder, pair.target))
+    drafter = learned_drafter(folder, pair.target)
     engine = Engine(ModelRunner(pair.target), [drafter], k_max=config.k, eos_ids=pair.eos_token_ids)
     prompts = load_workload(config.workload, "held-out")
     chosen = select(prompts, min(config.requests, len(prompts)), 0)
@@ -164,17 +164,15 @@ def card(config: dict[str, Any], table: str, measured_on: str) -> str:
     data, training, target = config["data"], config["training"], config["target"]
     heats = ", ".join(f"{n:,} at {t}" for t, n in data["tokens_by_temperature"].items())
     seen = int(training["dev"].get("tokens_seen", 0))
-    every = f" for one batch in {training['self_fed_every']}" if training.get("self_fed_every") else ""
     revision = f", {target['revision']}" if target.get("revision") else ""
     note = f"\n{config['remark']}\n" if config.get("remark") else ""
     return f"""---
 license: {str(config.get("licence") or "unknown").lower()}
 ---
 
-# Draft `hidden` for {config["pair"]}
+# Draft `{design_of(config)}` for {config["pair"]}
 
-A one-layer draft for speculative decoding, conditioned on the target's last hidden state (in the manner of EAGLE,
-arXiv 2401.15077). It holds {parameters(config):,} parameters; embeddings and head are the target's own, taken over
+{_what(config)} It holds {parameters(config):,} parameters; embeddings and head are the target's own, taken over
 when it is loaded, the head cut to {config["head_tokens"]:,} frequent tokens. It is of no use without its target.
 
 - Target: {target["type"]}, {target["source"]}{revision}
@@ -182,8 +180,8 @@ when it is loaded, the head cut to {config["head_tokens"]:,} frequent tokens. It
 - Data: {data["source"]}: {data["texts"]:,} texts, {data["tokens"]:,} tokens, of which
   {data["answer_tokens"]:,} are answers (by temperature: {heats}); held-out prompts were not used. The head covers
   {data["head_coverage"]:.1%} of the target's probability there.
-- Training: {training["steps"]:,} steps, {seen:,} answer tokens seen, {training["self_fed"]} extra passes on the layer's
-  own features{every}, Muon and AdamW at {training["learning_rate"]:g}.
+- Training: {training["steps"]:,} steps, {seen:,} answer tokens seen, {_passes(config)},
+  Muon and AdamW at {training["learning_rate"]:g}.
 {note}
 ## Acceptance on held-out prompts
 
@@ -194,8 +192,34 @@ greedy, others are sampled in mode gumbel.
 """
 
 
+def _what(config: dict[str, Any]) -> str:
+    """One sentence about the design."""
+    if design_of(config) == "layers":
+        layers = config["layers"]
+        noun = "layer" if len(layers) == 1 else "layers"
+        return (
+            f"An independent draft of {len(layers)} {noun} for speculative decoding, a model of the target's own class "
+            f"that\nstarted as the target's {noun} {', '.join(map(str, layers))} (counted from 0) and its final norm."
+        )
+    return (
+        "A one-layer draft for speculative decoding, conditioned on the target's last hidden state (in the manner of "
+        "EAGLE,\narXiv 2401.15077)."
+    )
+
+
+def _passes(config: dict[str, Any]) -> str:
+    """How each batch was used."""
+    training = config["training"]
+    if design_of(config) == "layers":
+        return "one pass over every position of the answers"
+    every = f" for one batch in {training['self_fed_every']}" if training.get("self_fed_every") else ""
+    return f"{training['self_fed']} extra passes on the layer's own features{every}"
+
+
 def parameters(config: dict[str, Any]) -> int:
-    """Parameters of the layer."""
+    """Parameters of the draft's own: embeddings and head left out."""
+    if design_of(config) == "layers":
+        return int(config["parameters"])
     s = config["shape"]
     h, d = s["hidden_size"], s["head_dim"]
     return int(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +31,11 @@ from assc.distill.data import (
     write_hidden,
     write_texts,
 )
-from assc.distill.train import Example, TrainPlan, fit_mixing, initialise, load_examples, train
-from assc.drafters.net import HiddenNet, NetShape, save_net
+from assc.distill.layers import LayersStudent
+from assc.distill.loop import Student, TrainPlan, train
+from assc.distill.train import Example, HiddenStudent, fit_mixing, initialise, load_examples
+from assc.drafters.layers import layer_stack, outer_layers
+from assc.drafters.net import HiddenNet, NetShape
 from assc.errors import AsscError
 from assc.files import versions, write_json
 from assc.kv import ModelRunner
@@ -70,13 +73,18 @@ class DistillConfig:
     learning_rate: float = 1e-3
     """peak of the schedule"""
     self_fed: int = 1
-    """extra passes over each batch on the layer's own features"""
+    """design hidden: extra passes over each batch on the layer's own features"""
     every: int = 100
     """steps between checkpoints and dev measurements"""
     seed: int = 0
     """of data, initial weights and order"""
-    design: Literal["hidden"] = "hidden"
-    """one layer on the target's last hidden state"""
+    design: Literal["hidden", "layers"] = "hidden"
+    """hidden: one layer on the target's last hidden state; layers: an independent model of a few of its layers"""
+    layers: int = 4
+    """design layers: how many, half of them the target's first, half its last"""
+    data: Path | None = None
+    """folder of an earlier run of the pair whose data to use; its workload, text, tokens, max-new-tokens, rows and
+    head then hold instead of those given here, and labels that it lacks are added to it"""
     resume: bool = False
     """go on in a folder that holds an interrupted run"""
     threads: int | None = None
@@ -85,9 +93,10 @@ class DistillConfig:
     """of the target"""
 
 
-RUN_FILE = "run.json"
+RUN_FILE, HEAD_FILE = "run.json", "head.safetensors"
+_TAKEN_OVER = ("workload", "text", "max_new_tokens", "rows", "head", "tokens")
 _DATA_FIELDS = ("pair", "workload", "text", "max_new_tokens", "rows", "head", "seed", "design", "tokens")
-"""settings that must not change between a run and its resumption"""
+"""settings that must not change between a run and its resumption; besides, `layers` for that design, and `data`"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,9 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda line: None) -> dict[str, float]:
     """Run all stages that are not finished; returns the last dev measurement."""
+    config = _with_data(config)
+    chosen = outer_layers(len(layer_stack(pair.target)), config.layers) if config.design == "layers" else []
     _claim(config)
     runner = ModelRunner(pair.target)
-    store = ShardStore(config.out / "data")
+    store = ShardStore((config.data or config.out) / "data")
     shards, source = _texts(pair, runner, config, store, report)
     token_ids = _head_tokens(config, pair, store, shards)
     write_hidden(runner, store, shards, report)
@@ -111,20 +122,17 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
     head = target.get_output_embeddings().weight.detach()
     examples = load_examples(store, shards, head, token_ids, report)
     dev, rest = split_dev(examples)
-    net = HiddenNet(NetShape.of(pair.target), token_ids)
-    initialise(net, target, config.seed)
-    net = net.to(torch.float64 if pair.dtype == torch.float64 else torch.float32).attach(pair.target)
-    fit_mixing(net, rest)
     plan = TrainPlan(
         steps=config.steps,
         batch_rows=config.batch_rows,
         learning_rate=config.learning_rate,
-        self_fed=config.self_fed,
+        self_fed=config.self_fed if config.design == "hidden" else 0,
         seed=config.seed,
         every=config.every,
         warmup=min(60, config.steps // 10 + 1),
     )
-    found = train(net, rest, dev, plan, config.out, report, _curve(config.out))
+    student: Student = LayersStudent(pair.target, chosen, token_ids) if chosen else _hidden(pair, token_ids, rest, plan)
+    found = train(student, rest, dev, plan, config.out, report, _curve(config.out))
     texts = [e.text for e in examples]
     notes = {
         "pair": pair.name,
@@ -141,23 +149,63 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
         "training": {**asdict(plan), "dev": found},
         "versions": versions(),
     }
-    save_net(config.out / "draft", net, notes)
+    student.save(config.out / "draft", notes)
     return found
+
+
+def _hidden(pair: LoadedPair, token_ids: torch.Tensor, examples: Sequence[Example], plan: TrainPlan) -> HiddenStudent:
+    """The layer of design hidden at its start."""
+    net = HiddenNet(NetShape.of(pair.target), token_ids)
+    initialise(net, pair.target, plan.seed)
+    net = net.to(torch.float64 if pair.dtype == torch.float64 else torch.float32).attach(pair.target)
+    fit_mixing(net, examples)
+    return HiddenStudent(net, plan.self_fed, plan.decay)
+
+
+def _with_data(config: DistillConfig) -> DistillConfig:
+    """With the settings of the run whose data is used, if there is one. Raises `AsscError` unless it can be used."""
+    folder = config.data
+    if folder is None:
+        return config
+    if folder.name == "data" and not (folder / RUN_FILE).exists():  # the folder of the shards themselves was meant
+        folder = folder.parent
+    told = f"the data of {str(folder)!r} cannot be used: "
+    try:
+        before = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        taken = {name: before[name] for name in _TAKEN_OVER} | {"text": tuple(map(Path, before["text"]))}
+        pair = before["pair"]
+    except FileNotFoundError:
+        raise AsscError(f"{told}it holds no {RUN_FILE}; give the folder of an earlier run") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AsscError(f"{told}its {RUN_FILE} is damaged ({error})") from None
+    if pair != config.pair:
+        raise AsscError(f"{told}it was made for the pair {pair!r}, not {config.pair!r}")
+    if folder.resolve() == config.out.resolve():
+        raise AsscError(f"{told}it is the folder of this run itself; give another --out, or leave --data out")
+    if not ShardStore(folder / "data").count():
+        raise AsscError(f"{told}it holds no shards")
+    if not (folder / HEAD_FILE).is_file():
+        raise AsscError(f"{told}that run has not finished its data yet ({HEAD_FILE} is missing)")
+    return replace(config, data=folder, **taken)
 
 
 def _claim(config: DistillConfig) -> None:
     """Take over the output folder: new, or an interrupted run of the same settings."""
     wanted = {name: getattr(config, name) for name in _DATA_FIELDS} | {"text": [str(p) for p in config.text]}
+    if config.design == "layers":
+        wanted["layers"] = config.layers
+    if config.data is not None:
+        wanted["data"] = str(config.data)
     path = config.out / RUN_FILE
     if path.is_file():
         if not config.resume:
             raise AsscError(f"{str(config.out)!r} holds a run already; give --resume to go on, or another folder")
         before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [name for name in wanted if before.get(name) != wanted[name]]
+        changed = [name for name in {**wanted, **before} if before.get(name) != wanted.get(name)]
         if changed:
             raise AsscError(
                 f"the run in {str(config.out)!r} was started with {changed[0]} {before.get(changed[0])!r}, "
-                f"not {wanted[changed[0]]!r}; use the same settings or another folder"
+                f"not {wanted.get(changed[0])!r}; use the same settings or another folder"
             )
     else:
         write_json(path, wanted)
@@ -167,16 +215,25 @@ def _texts(
     pair: LoadedPair, runner: ModelRunner, config: DistillConfig, store: ShardStore, report: Report
 ) -> tuple[int, str]:
     """Stage 1; the number of shards and where the texts come from."""
+    if config.data is not None:
+        return store.count(), _source(config)
     if config.text:
         parts = text_shards(pair, config.text, rows=config.rows, width=384)
         for number, part in enumerate(parts):
             if not store.texts_path(number).is_file():
                 write_texts(store.texts_path(number), part)
-        return len(parts), f"plain text files: {', '.join(p.name for p in config.text)}"
+        return len(parts), _source(config)
     prompts = load_workload(config.workload, "train")
     plan = DataPlan(prompts, rows=config.rows, max_new_tokens=config.max_new_tokens, seed=config.seed)
-    shards = write_data(pair, runner, plan, store, config.tokens, report)
-    return shards, (
+    return write_data(pair, runner, plan, store, config.tokens, report), _source(config)
+
+
+def _source(config: DistillConfig) -> str:
+    """Where the texts come from, for the artefact."""
+    if config.text:
+        return f"plain text files: {', '.join(p.name for p in config.text)}"
+    prompts = load_workload(config.workload, "train")
+    return (
         f"the target's own answers, half to {len(prompts)} train prompts of the workload {config.workload} "
         f"({content_hash(prompts)}), half to prompts that it wrote itself"
     )
@@ -184,7 +241,7 @@ def _texts(
 
 def _head_tokens(config: DistillConfig, pair: LoadedPair, store: ShardStore, shards: int) -> torch.Tensor:
     """The most frequent tokens of the data (ties: lower id first), sorted; chosen once and kept."""
-    path = config.out / "head.safetensors"
+    path = (config.data or config.out) / HEAD_FILE
     if not path.is_file():
         counts = Counter(dict.fromkeys(pair.eos_token_ids, 1 << 40))
         for number in range(shards):

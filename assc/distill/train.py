@@ -1,4 +1,4 @@
-"""Stage 3: training the one-layer draft on stored hidden states.
+"""Stage 3: labels and loss of both designs, and the one-layer draft on stored hidden states as a student.
 
 The loss of a position is the cross-entropy from the target's distribution p to the draft's q, summed over the head's
 tokens only and not renormalised: sum_head -p_i log q_i. It equals the restricted KL divergence weighted by the mass
@@ -6,14 +6,13 @@ that the head covers (plus a constant), so positions whose likely tokens the hea
 accepted, count less. With z = W f it is mass * logsumexp(z) - f . (sum_head p_i W_i), so the teacher's whole
 distribution enters through one stored vector per position.
 
-Every batch is encoded once from the target's true states and then `self_fed` times more from the layer's own
-features, with the keys and values that it would see when it drafts (HASS, arXiv 2408.15766; EAGLE-3, 2503.01840).
+For design `hidden` every batch is encoded once from the target's true states and then `self_fed` times more from the
+layer's own features, with the keys and values that it would see when it drafts (HASS, arXiv 2408.15766; EAGLE-3,
+2503.01840).
 """
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from assc.distill.data import Report, ShardStore, Text, load_tensors, read_texts, save_tensors
-from assc.distill.muon import Muon
-from assc.drafters.net import HiddenNet
+from assc.drafters.net import HiddenNet, save_net
 
 CHUNK = 1024
 """positions whose logits are in memory at once"""
@@ -196,7 +194,7 @@ def loss_of(net: HiddenNet, block: Block, self_fed: int, decay: float, autocast:
     total, weights = torch.zeros(()), 0.0
     needed = on.clone()
     for s in range(1, self_fed + 1):
-        needed |= _shift_back(on, s)
+        needed |= shift_back(on, s)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for s, feature in enumerate(unroll(net, block.tokens, block.hidden, 1 + self_fed, needed)):
             chosen = on & (place >= s)
@@ -208,143 +206,36 @@ def loss_of(net: HiddenNet, block: Block, self_fed: int, decay: float, autocast:
     return total / weights
 
 
-@torch.no_grad()
-def measure(net: HiddenNet, examples: Sequence[Example], steps: int = 6, rows: int = 8) -> dict[str, float]:
-    """Agreement with the target's argmax per step, and the mean accepted length of greedy drafts of `steps` tokens.
-
-    Texts at temperature 0 alone tell the accepted length: there the text is the target's argmax all along.
-    """
-    agree = torch.zeros(steps, dtype=torch.float64)
-    counted = torch.zeros(steps, dtype=torch.float64)
-    warm = torch.zeros(2, dtype=torch.float64)
-    for first in range(0, len(examples), rows):
-        part = examples[first : first + rows]
-        block = collate(part, net.fc.dtype)
-        cold = torch.tensor([e.text.temperature == 0 for e in part])
-        on = block.weight > 0
-        run = torch.ones_like(on)
-        for s, feature in enumerate(unroll(net, block.tokens, block.hidden, steps)):
-            hit = torch.zeros_like(on)
-            # step s at position t belongs to the start t - s: bring it back to its start
-            ends = on & (torch.arange(on.shape[1]) >= s)
-            picked = net.token_ids[net.logits(feature[ends].to(net.head.dtype)).argmax(-1)] == block.top[ends]
-            hit[ends] = picked
-            if s == 0:
-                warm += torch.stack([picked.sum(), torch.tensor(picked.numel())]).double()
-            run = run & _shift_back(hit, s)
-            starts = on & _shift_back(on, s) & cold[:, None]
-            agree[s] += (run & starts).sum()
-            counted[s] += starts.sum()
-    rate = agree / counted.clamp(min=1)
-    result = {f"agree_{s + 1}": float(r) for s, r in enumerate(rate)}
-    return {"agreement": float(warm[0] / warm[1].clamp(min=1)), "accepted_length": float(rate.sum()), **result}
-
-
-def _shift_back(x: Tensor, by: int) -> Tensor:
+def shift_back(x: Tensor, by: int) -> Tensor:
+    """Move content [B, T] `by` places down, zeros behind."""
     if by == 0:
         return x
     return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)
 
 
-@dataclass(frozen=True)
-class TrainPlan:
-    """Optimiser and schedule."""
+class HiddenStudent:
+    """`HiddenNet` in training (see `assc.distill.loop.Student`)."""
 
-    steps: int = 2000
-    batch_rows: int = 8
-    learning_rate: float = 1e-3
-    warmup: int = 60
-    self_fed: int = 1
-    decay: float = 0.8
-    seed: int = 0
-    every: int = 100
-    """steps between checkpoints and dev measurements"""
+    def __init__(self, net: HiddenNet, self_fed: int, decay: float) -> None:
+        self.net = net
+        self.dtype = net.fc.dtype
+        self._self_fed, self._decay = self_fed, decay
+        self._autocast = net.fc.dtype == torch.float32 and net.head.dtype == torch.bfloat16
 
+    def loss(self, block: Block) -> Tensor:
+        return loss_of(self.net, block, self._self_fed, self._decay, self._autocast)
 
-def rate_at(plan: TrainPlan, step: int) -> float:
-    """Linear warm-up, then a cosine down to 2 % of the peak."""
-    if step < plan.warmup:
-        return plan.learning_rate * (step + 1) / plan.warmup
-    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
-    return plan.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+    def hits(self, block: Block, steps: int) -> Iterator[Tensor]:
+        net, on = self.net, block.weight > 0
+        for s, feature in enumerate(unroll(net, block.tokens, block.hidden, steps)):
+            # step s at position t belongs to the start t - s
+            ends = on & (torch.arange(on.shape[1]) >= s)
+            hit = torch.zeros_like(on)
+            hit[ends] = net.token_ids[net.logits(feature[ends].to(net.head.dtype)).argmax(-1)] == block.top[ends]
+            yield hit
 
-
-def batches(lengths: Sequence[int], rows: int, seed: int) -> Iterator[list[int]]:
-    """Indices of each batch, epoch after epoch without end; texts of similar length go together."""
-    epoch = 0
-    while True:
-        order = list(range(len(lengths)))
-        shuffle = random.Random(f"{seed}-{epoch}")
-        shuffle.shuffle(order)
-        window = rows * 16
-        groups: list[list[int]] = []
-        for first in range(0, len(order), window):
-            near = sorted(order[first : first + window], key=lambda i: lengths[i])
-            groups += [near[i : i + rows] for i in range(0, len(near), rows)]
-        shuffle.shuffle(groups)
-        yield from groups
-        epoch += 1
-
-
-def train(
-    net: HiddenNet,
-    examples: Sequence[Example],
-    dev: Sequence[Example],
-    plan: TrainPlan,
-    folder: Path,
-    report: Report,
-    log: Any = None,
-) -> dict[str, float]:
-    """Train to `plan.steps` from the checkpoint in `folder`, if there is one; returns the last dev measurement.
-
-    A run that was interrupted ends with the same weights as one that was not.
-    """
-    optimizers: list[torch.optim.Optimizer] = [
-        Muon([p for p in net.parameters() if p.dim() > 1], lr=plan.learning_rate),
-        torch.optim.AdamW(
-            [p for p in net.parameters() if p.dim() == 1], plan.learning_rate, (0.9, 0.95), weight_decay=0
-        ),
-    ]
-    path = folder / "checkpoint.pt"
-    start, seen = 0, 0
-    if path.is_file():
-        state = torch.load(path, weights_only=True)
-        net.load_state_dict(state["net"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        start, seen = int(state["step"]), int(state["seen"])
-        report(f"train: from step {start}")
-    order = batches([len(e.text.ids) for e in examples], plan.batch_rows, plan.seed)
-    for _ in range(start):
-        next(order)
-    autocast = net.fc.dtype == torch.float32 and net.head.dtype == torch.bfloat16
-    smooth = 0.0
-    found: dict[str, float] = {}
-    for step in range(start, plan.steps):
-        block = collate([examples[i] for i in next(order)], net.fc.dtype)
-        for group in (g for o in optimizers for g in o.param_groups):
-            group["lr"] = rate_at(plan, step)
-        net.zero_grad(set_to_none=True)
-        loss = loss_of(net, block, plan.self_fed, plan.decay, autocast)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        seen += int(block.weight.sum())
-        smooth = float(loss.detach()) if step == start else 0.98 * smooth + 0.02 * float(loss.detach())
-        if (step + 1) % plan.every == 0 or step + 1 == plan.steps:
-            found = {"loss": smooth, **measure(net, dev)}
-            report(
-                f"train: step {step + 1} of {plan.steps}, {seen:,} tokens, loss {smooth:.4f}, "
-                f"first token {found['agreement']:.3f}, greedy accepted length {found['accepted_length']:.3f} of 6"
-            )
-            if log is not None:
-                log(found, step + 1)
-            part = path.with_suffix(".part")
-            states = [optimizer.state_dict() for optimizer in optimizers]
-            torch.save({"net": net.state_dict(), "optimizers": states, "step": step + 1, "seen": seen}, part)
-            part.replace(path)
-    return {**(found or {"loss": smooth, **measure(net, dev)}), "tokens_seen": float(seen)}
+    def save(self, folder: Path, notes: dict[str, Any]) -> None:
+        save_net(folder, self.net, notes)
 
 
 @torch.no_grad()

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from assc.batch import Batch, Row
 from assc.drafters.base import Confidence, Drafter, Proposal, register_drafter
+from assc.drafters.layers import own_bytes
 from assc.kv import ModelRunner, StaticKV
 from assc.sampling import widen
 from assc.verify import sample
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """Entropy, largest probability and its lead over the second of softmax(logits [V]), at temperature 1."""
+    """Entropy, largest probability and its lead over the second of softmax(logits [V]), at temperature 1.
+
+    Logits of -inf (tokens that a cut head lacks) count as probability 0.
+    """
     log_p = widen(logits).log_softmax(-1)
     p = log_p.exp()
     entropy = -(p * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum()
@@ -103,6 +107,8 @@ class ModelDrafter(Drafter):
         if row.draft_chain.members:
             prefix = batch.ids[b : b + 1, : row.length]
             scores = row.draft_chain(torch.cat([prefix, tokens[b : b + 1, :j]], dim=1), scores)
+            # a constraint may allow nothing that a cut head knows; any proposal will do then
+            scores = scores.clamp(min=torch.finfo(scores.dtype).min)
         position = row.length + j
         if row.params.greedy:
             return scores[0].argmax()
@@ -167,5 +173,4 @@ class ModelDrafter(Drafter):
         self._reset_round(batch)
 
     def memory_bytes(self) -> int:
-        weights = sum(p.numel() * p.element_size() for p in self.runner.model.parameters())
-        return weights + (self._kv.memory_bytes() if self._kv is not None else 0)
+        return own_bytes(self.runner.model) + (self._kv.memory_bytes() if self._kv is not None else 0)

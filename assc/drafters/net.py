@@ -1,4 +1,4 @@
-"""A one-layer draft conditioned on the target's last hidden state, and its artefact on disk.
+"""A one-layer draft conditioned on the target's last hidden state, saved and loaded.
 
 After EAGLE (Li et al. 2024, arXiv 2401.15077). At position t the layer reads the token at t and the feature that
 predicted it (the target's final hidden state at t-1, the input of its head; zeros at t = 0) and gives a feature for
@@ -8,25 +8,21 @@ head are the target's own; the head is cut to the frequent tokens `token_ids`.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from assc.errors import ArtefactError, UnsupportedModelError
-from assc.files import write_json
+from assc.drafters.artefact import CONFIG as CONFIG
+from assc.drafters.artefact import VERSION as VERSION
+from assc.drafters.artefact import WEIGHTS_OF, check_shape, check_target, read_draft, unfitting, write_draft
+from assc.errors import UnsupportedModelError
 
-FORMAT = "assc-draft"
-VERSION = 1
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS = WEIGHTS_OF["hidden"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,15 @@ class NetShape:
         )
 
 
+def shared_weights(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Embeddings and head [V, H] that a draft takes over from its target. Raises `UnsupportedModelError`."""
+    model: Any = target
+    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise UnsupportedModelError(f"{type(target).__name__} has no plain linear head that a draft could share")
+    return embed.weight.detach(), head.weight.detach()
+
+
 class HiddenNet(nn.Module):
     """The layer. Its parameters are what an artefact stores; `embed` [V, H] and `head` [N, H] come from the target."""
 
@@ -87,18 +92,11 @@ class HiddenNet(nn.Module):
 
     def attach(self, target: PreTrainedModel) -> HiddenNet:
         """Take embeddings and head from the target (the embeddings without a copy). Raises `UnsupportedModelError`."""
-        model: Any = target
-        embed, head = model.get_input_embeddings(), model.get_output_embeddings()
-        if head is None or getattr(head, "bias", None) is not None:
-            raise UnsupportedModelError(f"{type(target).__name__} has no plain linear head that a draft could share")
-        if tuple(embed.weight.shape) != (self.shape.vocab_size, self.shape.hidden_size):
-            raise ArtefactError(
-                f"the draft was made for a target of {self.shape.vocab_size} tokens and hidden size "
-                f"{self.shape.hidden_size}, this one has {embed.weight.shape[0]} and {embed.weight.shape[1]}"
-            )
-        self.to(device=embed.weight.device)
-        self.embed = embed.weight.detach()
-        self.head = head.weight.detach()[self.token_ids]
+        embed, head = shared_weights(target)
+        check_shape(embed, self.shape.vocab_size, self.shape.hidden_size)
+        self.to(device=embed.device)
+        self.embed = embed
+        self.head = head[self.token_ids]
         return self
 
     # -- the parts, shared by drafting and training ------------------------------------------------------------------
@@ -185,85 +183,23 @@ class LayerKV:
 # -- the artefact ----------------------------------------------------------------------------------------------------
 
 
-def fingerprint(embed: Tensor) -> str:
-    """SHA-256 of the first rows of a target's embeddings as bfloat16: tells models of one shape apart in any dtype."""
-    rows = embed[:64].detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-    return hashlib.sha256(rows.numpy().tobytes()).hexdigest()
-
-
 def save_net(folder: Path, net: HiddenNet, notes: dict[str, Any]) -> None:
     """Write weights (bfloat16; float64 when the net is float64) and configuration of a net that is attached."""
-    folder.mkdir(parents=True, exist_ok=True)
     dtype = torch.float64 if net.fc.dtype == torch.float64 else torch.bfloat16
-    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in net.named_parameters()}
-    tensors["token_ids"] = net.token_ids.to("cpu", torch.int32).contiguous()
-    part = folder / (WEIGHTS + ".part")
-    save_file(tensors, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # the writer makes it private
-    digest = hashlib.sha256(part.read_bytes()).hexdigest()
-    part.replace(folder / WEIGHTS)
-    config = {
-        "format": FORMAT,
-        "version": VERSION,
-        "kind": "hidden",
-        "shape": asdict(net.shape),
-        "head_tokens": int(net.token_ids.shape[0]),
-        "weights_sha256": digest,
-        "target_fingerprint": fingerprint(net.embed),
-        **notes,
-    }
-    write_json(folder / CONFIG, config)
-
-
-def is_net(folder: Path) -> bool:
-    """Whether a folder holds a draft of this kind, rather than a model of transformers."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("format") == FORMAT
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of an artefact; `ArtefactError` for one that is missing, damaged or of another version."""
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArtefactError(f"there is no draft in {str(folder)!r}: {CONFIG} is missing") from None
-    except (OSError, ValueError) as error:
-        raise ArtefactError(f"{str(path)!r} is damaged: {error}") from None
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ArtefactError(f"{str(path)!r} does not describe a draft of this package")
-    if config.get("version") != VERSION:
-        raise ArtefactError(
-            f"the draft in {str(folder)!r} has version {config.get('version')!r}, this package reads {VERSION}; "
-            "update the package or make the draft again with python -m assc distill"
-        )
-    return config
+    tensors = {name: p.detach().to("cpu", dtype) for name, p in net.named_parameters()}
+    tensors["token_ids"] = net.token_ids.to("cpu", torch.int32)
+    fields = {"kind": "hidden", "shape": asdict(net.shape), "head_tokens": int(net.token_ids.shape[0]), **notes}
+    write_draft(folder, "hidden", tensors, net.embed, fields)
 
 
 def load_net(folder: Path, target: PreTrainedModel) -> HiddenNet:
     """The draft of an artefact, in the target's dtype and on its device. Raises `ArtefactError`."""
-    config = read_config(folder)
-    path = folder / WEIGHTS
+    config, tensors = read_draft(folder, "hidden")
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ArtefactError(f"the draft's weights {str(path)!r} cannot be read: {error.strerror}") from None
-    if digest != config.get("weights_sha256"):
-        raise ArtefactError(f"{str(path)!r} is truncated or damaged: its SHA-256 differs from the one in {CONFIG}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
         net = HiddenNet(NetShape(**config["shape"]), tensors.pop("token_ids"))
         net.load_state_dict(tensors)
-    except Exception as error:  # KeyError, TypeError, RuntimeError or safetensors' own class
-        raise ArtefactError(f"the draft in {str(folder)!r} does not fit its description: {error}") from None
+    except Exception as error:  # KeyError, TypeError or RuntimeError
+        raise unfitting(folder, error) from None
     net = net.to(target.dtype).attach(target).eval().requires_grad_(False)
-    if config.get("target_fingerprint") != fingerprint(net.embed):
-        raise ArtefactError(
-            f"the draft in {str(folder)!r} was made for another target with the same shape "
-            f"({config.get('target', {}).get('source', 'unknown')})"
-        )
+    check_target(folder, config, net.embed)
     return net
