@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from assc.catalogue import HIDDEN_DRAFTER, MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
+from assc.catalogue import MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
 from assc.convert import quiet_transformers
 from assc.device import resolve_device, resolve_dtype
 from assc.drafters.artefact import design_of, is_net, read_config

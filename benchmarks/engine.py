@@ -1,6 +1,10 @@
-"""Plain decoding and n-gram speculation through the engine against transformers, interleaved in one process.
+"""Plain decoding and speculation through the engine against transformers, interleaved in one process.
 
     python benchmarks/engine.py --requests 6 --max-new-tokens 64 --threads 2
+    python benchmarks/engine.py --assistant runs/layers/draft
+
+`--assistant` is a draft of design `layers` (`python -m assc distill --design layers`): an independent causal LM, which
+both this engine and transformers' assisted generation can use.
 
 Prints, per contender, tokens per second and the ratio to transformers' plain `generate`, and the engine's Python
 overhead per round. Every request is decoded by every contender before the next one; the order rotates.
@@ -34,6 +38,13 @@ class Config:
     max_new_tokens: int = 64
     threads: int = 2
     dtype: str = "auto"
+    specs: tuple[str, ...] = (
+        "ar",
+        *(f"static:drafter=ngram,k={k}" for k in (4, 8, 16)),
+        *(f"static:drafter=hidden,k={k}" for k in (1, 2, 3, 4)),
+    )
+    """policies of the engine"""
+    assistant: str | None = None
 
 
 def transformers_generate(pair: Any, ids: tuple[int, ...], budget: int, **options: Any) -> tuple[int, float]:
@@ -55,11 +66,20 @@ def transformers_generate(pair: Any, ids: tuple[int, ...], budget: int, **option
 
 def main() -> None:
     config = tyro.cli(Config, description=__doc__)
-    pair = load_pair(config.pair, threads=config.threads, dtype=config.dtype)
-    backend = LiveBackend(build_engine(pair))
-    specs = ["ar", "static:4", "static:8", "static:16"]
+    pair = load_pair(config.pair, threads=config.threads, dtype=config.dtype, draft=config.assistant)
+    engine = build_engine(pair)
+    backend = LiveBackend(engine)
+    specs = list(config.specs)
+    calls: dict[str, dict[str, Any]] = {
+        "transformers": {},
+        "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
+    }
+    if config.assistant is not None:
+        runner: Any = engine.drafters["layers"]
+        calls["transformers assisted (layers)"] = {"assistant_model": runner.runner.model}
+        specs += [f"static:drafter=layers,k={k}" for k in (1, 2, 4)]
     policies = {s: make_policy(s) for s in specs}
-    contenders = ["transformers", "transformers prompt lookup", *specs]
+    contenders = [*calls, *specs]
     tokens = dict.fromkeys(contenders, 0)
     seconds = dict.fromkeys(contenders, 0.0)
     ratios: list[float] = []
@@ -69,9 +89,8 @@ def main() -> None:
         ids = pair.encode(prompt.prompt)
         taken: dict[str, float] = {}
         for name in contenders[number % len(contenders) :] + contenders[: number % len(contenders)]:
-            if name.startswith("transformers"):
-                options = {"prompt_lookup_num_tokens": 10} if "lookup" in name else {}
-                count, spent = transformers_generate(pair, ids, config.max_new_tokens, **options)
+            if name in calls:
+                count, spent = transformers_generate(pair, ids, config.max_new_tokens, **calls[name])
             else:
                 rounds = run_request(backend, Request(ids, config.max_new_tokens), policies[name]).rounds
                 # the first round emits what `generate` emits in its prefill run
@@ -85,10 +104,14 @@ def main() -> None:
         if "transformers" in taken and "ar" in taken:
             ratios.append(taken["transformers"] / taken["ar"])
     base = tokens["transformers"] / seconds["transformers"]
+    plain = tokens["ar"] / seconds["ar"]
     print(f"{pair.name}, {pair.device}, {pair.dtype}, {config.threads} threads, greedy, {config.requests} requests")
     for name in contenders:
         rate = tokens[name] / seconds[name]
-        print(f"{name:28s} {rate:7.2f} tokens/s   {rate / base:5.2f}x transformers' plain generate")
+        print(
+            f"{name:32s} {rate:7.2f} tokens/s   {rate / base:5.2f}x transformers' plain generate   "
+            f"{rate / plain:5.2f}x this engine's"
+        )
     print(f"engine plain / transformers plain, median over requests: {median(ratios):.2f}x")
     print(f"Python overhead per round outside the forwards: median {median(overhead) * 1e3:.2f} ms")
 
