@@ -99,7 +99,7 @@ def load_pair(
     if draft is not None and is_net(Path(draft)):
         learned = {design_of(read_config(Path(draft))): Path(draft)}
         loaded = load_pair(name, target=target, device=device, dtype=dtype, force_tokenizer=force_tokenizer)
-        return replace(loaded, name=f"{loaded.name}+{Path(draft).name}", learned=learned)
+        return replace(loaded, name=f"{loaded.name}+{Path(draft).name}", learned={**loaded.learned, **learned})
     spec = _resolve(name, target, draft)
     where = resolve_device(device)
     kind = torch.float64 if dtype == "auto" and spec.target.startswith(TINY) else resolve_dtype(dtype, where)
