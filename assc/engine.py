@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ class Engine:
     def _row(self, request: Request, extras: dict[str, Any]) -> Row:
         if not request.prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
-        if request.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {request.max_new_tokens}, allowed is 1 or more")
+        _check_integer("max_new_tokens", request.max_new_tokens, 1, None, "1 or more")
+        _check_integer("seed", request.seed, -(1 << 63), 1 << 64, "a number of 64 bits, with or without a sign")
         vocab = self.target.vocab_size
         if not all(0 <= t < vocab for t in request.prompt_ids):
             raise RequestError(f"the prompt holds token ids outside the target's vocabulary 0..{vocab - 1}")
@@ -262,6 +263,16 @@ class Engine:
         self._serve(batch)
         found = [m for d in self.drafters.values() if (m := d.match_length(batch, row)) is not None]
         return max(found) if found else None
+
+
+def _check_integer(name: str, value: Any, least: int, below: int | None, allowed: str) -> None:
+    """`RequestError` for what is no integer within its bounds."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise RequestError(f"{name} is {value!r}, allowed is an integer, {allowed}") from None
+    if isinstance(value, bool) or number < least or (below is not None and number >= below):
+        raise RequestError(f"{name} is {value!r}, allowed is {allowed}")
 
 
 def _params(sampling: dict[str, Any]) -> SamplingParams:

@@ -7,6 +7,8 @@ no global random state is read or written, draws do not depend on the device or 
 from __future__ import annotations
 
 import copy
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +50,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise RequestError(f"unknown mode {self.mode!r}; modes are {', '.join(MODES)}")
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+                raise RequestError(f"{name} is {value!r}, allowed is a finite number")
         limits: list[tuple[str, bool, str]] = [
             ("temperature", self.temperature >= 0, "0 or more"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),

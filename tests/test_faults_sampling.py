@@ -577,3 +577,29 @@ def test_T17_engine_is_built_for_batches_and_seeds_stay_apart() -> None:
 def test_schedule_helper_plays_what_it_says() -> None:
     result = decoder().generate(PROMPT, policy=Schedule(3, 0, 5), max_new_tokens=12)
     assert [r.planned for r in result.episode.rounds[:3]] == [3, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5, allowed is an integer, 1 or more"),
+        ({"max_new_tokens": "8"}, "max_new_tokens is '8', allowed is an integer"),
+        ({"max_new_tokens": True}, "max_new_tokens is True, allowed is"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, allowed is 1 or more"),
+        ({"seed": None}, "seed is None, allowed is an integer"),
+        ({"seed": 2**64}, "allowed is a number of 64 bits"),
+        ({"seed": -(2**70)}, "allowed is a number of 64 bits"),
+        ({"temperature": None}, "temperature is None, allowed is a finite number"),
+        ({"temperature": float("inf")}, "temperature is inf, allowed is a finite number"),
+        ({"temperature": float("nan")}, "temperature is nan, allowed is a finite number"),
+        ({"temperature": "1"}, "temperature is '1', allowed is a finite number"),
+        ({"temperature": 1.0, "top_p": None}, "top_p is None, allowed is a finite number"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_one_sentence(options: dict[str, Any], said: str) -> None:
+    """A value of another type or out of range is named, before anything is decoded."""
+    with pytest.raises(RequestError) as caught:
+        decoder(draft=noisy()).generate([5, 6, 7], **{"max_new_tokens": 4, **options})
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert decoder().generate([5, 6, 7], max_new_tokens=np.int64(3), seed=2**64 - 1, temperature=np.float32(1)).tokens
