@@ -101,8 +101,8 @@ class Engine:
     def _row(self, request: Request, extras: dict[str, Any]) -> Row:
         if not request.prompt_ids:
             raise RequestError("the prompt is empty; give at least one token")
-        _check_integer("max_new_tokens", request.max_new_tokens, 1, None, "1 or more")
-        _check_integer("seed", request.seed, -(1 << 63), 1 << 64, "a number of 64 bits, with or without a sign")
+        _check_integer("max_new_tokens", request.max_new_tokens, 1)
+        _check_integer("seed", request.seed)  # the lowest 64 bits count
         vocab = self.target.vocab_size
         if not all(0 <= t < vocab for t in request.prompt_ids):
             raise RequestError(f"the prompt holds token ids outside the target's vocabulary 0..{vocab - 1}")
@@ -265,13 +265,14 @@ class Engine:
         return max(found) if found else None
 
 
-def _check_integer(name: str, value: Any, least: int, below: int | None, allowed: str) -> None:
-    """`RequestError` for what is no integer within its bounds."""
+def _check_integer(name: str, value: Any, least: int | None = None) -> None:
+    """`RequestError` for what is no integer, or below `least`."""
+    allowed = "an integer" if least is None else f"an integer of {least} or more"
     try:
         number = operator.index(value)
     except TypeError:
-        raise RequestError(f"{name} is {value!r}, allowed is an integer, {allowed}") from None
-    if isinstance(value, bool) or number < least or (below is not None and number >= below):
+        raise RequestError(f"{name} is {value!r}, allowed is {allowed}") from None
+    if isinstance(value, bool) or (least is not None and number < least):
         raise RequestError(f"{name} is {value!r}, allowed is {allowed}")
 
 

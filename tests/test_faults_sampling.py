@@ -582,13 +582,12 @@ def test_schedule_helper_plays_what_it_says() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5, allowed is an integer, 1 or more"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5, allowed is an integer of 1 or more"),
         ({"max_new_tokens": "8"}, "max_new_tokens is '8', allowed is an integer"),
         ({"max_new_tokens": True}, "max_new_tokens is True, allowed is"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0, allowed is 1 or more"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, allowed is an integer of 1 or more"),
         ({"seed": None}, "seed is None, allowed is an integer"),
-        ({"seed": 2**64}, "allowed is a number of 64 bits"),
-        ({"seed": -(2**70)}, "allowed is a number of 64 bits"),
+        ({"seed": 1.5}, "seed is 1.5, allowed is an integer"),
         ({"temperature": None}, "temperature is None, allowed is a finite number"),
         ({"temperature": float("inf")}, "temperature is inf, allowed is a finite number"),
         ({"temperature": float("nan")}, "temperature is nan, allowed is a finite number"),
