@@ -10,8 +10,8 @@ from pathlib import Path
 from assc.cli import UsageError, parse, run_cli
 from assc.errors import AsscError
 from assc.files import check_writable, write_text
+from assc.report.checked import clean
 from assc.report.join import read_report
-from assc.report.load import clean
 
 EXTRA = ("matplotlib", "jinja2", "markupsafe")
 """packages of the optional extra `report`"""

@@ -1,16 +1,10 @@
-"""The charts as inline SVG: matplotlib without pyplot, ids made unique, nothing that reaches out of the page."""
+"""The charts of the page, in colours that all common kinds of colour vision tell apart."""
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
-from xml.etree import ElementTree
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -18,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from assc.report.join import Report
 from assc.report.nouns import PHASES, Entry, Row, View
 from assc.report.rounds import ema_after
+from assc.report.svg import Chart, render
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D00", "#5D3A9B")
 """of Okabe and Ito, told apart by all common kinds of colour vision; yellow is replaced, being too pale on white"""
@@ -31,27 +26,6 @@ RUNG_STYLES: Mapping[str, tuple[str, str, str]] = {
     "best_static_per_request": ("static:best-per-request", "#009E73", "-."),
     "oracle": ("oracle", ORACLE, "-"),
 }
-SETTINGS: Mapping[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "assc",
-    "text.parse_math": False,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "hatch.linewidth": 0.5,
-}
-WIDTH = 10.6
-"""inches, the width of the page"""
-Draw = Callable[[Figure], None]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawn figure: `svg` is safe markup, `alt` says in words what it shows."""
-
-    svg: str
-    alt: str
 
 
 def shorten(label: str, longest: int = 34) -> str:
@@ -77,45 +51,6 @@ def styles(entries: Sequence[Entry]) -> dict[str, tuple[str, str, str]]:
         found[entry.label] = (COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)], dash)
         number += 1
     return found
-
-
-def render(name: str, height: float, alt: str, draw: Draw) -> Chart:
-    """Draw on a figure of this height in inches; `name` is unique on the page."""
-    settings: Any = dict(SETTINGS)  # the annotation of rc_context lists every key
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has fonts of its own
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        draw(figure)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
-    return Chart(_inline(out.getvalue(), name, alt), alt)
-
-
-def _inline(svg: str, name: str, alt: str) -> str:
-    """The drawing as part of a page: without namespaces, metadata and page-wide styles, ids prefixed by `name`."""
-    root = ElementTree.fromstring(svg)
-    size = root.get("width", "").removesuffix("pt")
-    for parent in root.iter():
-        for child in list(parent):
-            if child.tag.endswith(("}metadata", "}style")):
-                parent.remove(child)
-    for element in root.iter():
-        element.tag = element.tag.partition("}")[2]
-        for key, value in list(element.attrib.items()):
-            del element.attrib[key]
-            plain = key.partition("}")[2] or key
-            if plain == "id":
-                value = f"{name}-{value}"
-            elif plain == "href":
-                value = f"#{name}-{value.removeprefix('#')}"
-            elif plain in ("d", "transform", "x", "y", "points"):
-                value = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), value)
-            element.set(plain, value.replace("url(#", f"url(#{name}-"))
-    view = root.get("viewBox", "")
-    root.attrib.clear()
-    style = f"width:{float(size or 600) * 4 / 3:.0f}px"
-    root.attrib.update({"class": "plot", "viewBox": view, "style": style, "role": "img", "aria-label": alt})
-    return ElementTree.tostring(root, encoding="unicode")
 
 
 # -- the charts ------------------------------------------------------------------------------------------------------

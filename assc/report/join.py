@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from assc.report.load import ResultError, read_result
+from assc.report.checked import ResultError
+from assc.report.load import read_result
 from assc.report.nouns import Entry, Result, Row, View
 
 SHARED: Mapping[str, str] = {

@@ -28,6 +28,7 @@ from assc.report.join import Report
 from assc.report.nouns import PHASES, Entry, Result, View
 from assc.report.regret import regret_of
 from assc.report.rounds import KINDS, Round, token_rounds
+from assc.report.svg import Chart
 from assc.stats import Interval
 
 TEMPLATE = "page.html.jinja"
@@ -220,7 +221,7 @@ class ShownView:
     """One request with its chart and token strips; the first strip is open."""
 
     view: View
-    chart: figures.Chart
+    chart: Chart
     strips: Sequence[tuple[str, Sequence[Round], bool]]
     cut: bool
 
