@@ -6,6 +6,7 @@ python eval.py --backend replay --policies ar static:tuned assc threshold bandit
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -14,13 +15,16 @@ from assc.eval_config import Config, check
 from assc.eval_job import play
 from assc.eval_live import live_job
 from assc.eval_replay import replay_job
-from assc.files import write_text
+from assc.files import git_commit, write_text
 from assc.results import EvaluationInterrupted
 from assc.tables import print_definitions, print_evaluation, to_markdown
 
 
-def run(config: Config) -> int:
-    """Evaluate as configured, print the table, write the files. 130 after Ctrl-C, with what was finished."""
+def run(config: Config, words: Sequence[str] = ()) -> int:
+    """Evaluate as configured, print the table, write the files. 130 after Ctrl-C, with what was finished.
+
+    `words` is the command line, for the result file.
+    """
     check(config)
     job = replay_job(config) if config.backend == "replay" else live_job(config)
     if config.explain:
@@ -29,6 +33,8 @@ def run(config: Config) -> int:
         evaluation = play(config, job)
     except EvaluationInterrupted as stop:
         evaluation = stop.evaluation
+    evaluation.kept = job.keep(config.rounds)
+    evaluation.meta |= {"command": shlex.join(["python", "eval.py", *words]), "git_commit": git_commit()}
     try:  # files first, since a closed pipe stops the printing; and the table even if the disk is full
         if config.json is not None:
             evaluation.write(config.json)
@@ -42,7 +48,8 @@ def run(config: Config) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 2 and one sentence for a mistake of the user, 130 after Ctrl-C."""
     description = "Compare policies of speculative decoding, paired by request and interleaved in time."
-    return run_cli(lambda: run(parse(Config, argv, prog="python eval.py", description=description)))
+    words = list(sys.argv[1:] if argv is None else argv)
+    return run_cli(lambda: run(parse(Config, words, prog="python eval.py", description=description), words))
 
 
 if __name__ == "__main__":

@@ -83,6 +83,13 @@ def cpu_name() -> str:
     return (names or [platform.processor() or platform.machine()])[0]
 
 
+def machine(device: torch.device) -> str:
+    """The processor that decodes, for result files."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{cpu_name()}, {usable_cores()} usable cores"
+
+
 def usable_cores() -> int:
     """Cores this process may run on, which in a container can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):

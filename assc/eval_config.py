@@ -103,6 +103,8 @@ class Config:
     """live: torch threads; default: torch's own choice"""
     json: Path | None = None
     """write all results to this file"""
+    rounds: int = 0
+    """with --json: store the rounds and tokens of the first N requests too, for `python -m assc report`"""
     markdown: Path | None = None
     """write the table to this Markdown file"""
     tensorboard: Path | None = None
@@ -156,6 +158,10 @@ def check(config: Config) -> None:
             f"--seed and --warmup are 0 or more and --repeats is 1 or more, got {config.seed}, {warmup} and "
             f"{config.repeats}"
         )
+    if config.rounds < 0:
+        raise AsscError(f"--rounds is {config.rounds}, it must be 0 or more")
+    if config.rounds and config.json is None:
+        raise UsageError("--rounds stores rounds in the file of --json, but no --json is given")
     if not config.policies:
         raise AsscError("--policies names no policy, give at least one")
     temperature = config.temperature

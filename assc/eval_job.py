@@ -14,6 +14,7 @@ from assc.evaluate import evaluate
 from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, RequestResult, unique_labels
+from assc.rounds_json import EntropiesOf, KeptRounds, TextOf
 
 TUNED = "static:tuned"
 """the static action that is best on train requests: known once the backend is"""
@@ -36,6 +37,14 @@ class Job:
     """policy -> the action that tuning chose for it"""
     ladder: Ladder | None = None
     """rungs for the same requests, where there is a trace"""
+    token_text: TextOf | None = None
+    """text of one token id, where there is a tokenizer"""
+    entropies: EntropiesOf | None = None
+    """the target's entropy at each token of a request, where there is a trace"""
+
+    def keep(self, requests: int) -> KeptRounds | None:
+        """What of this job's rounds goes into the result file."""
+        return KeptRounds(requests, self.token_text, self.entropies) if requests else None
 
 
 def listed_policies(config: Config) -> Listed:

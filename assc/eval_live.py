@@ -43,6 +43,7 @@ def live_job(config: Config) -> Job:
     listed, options = listed_policies(config), config.live
     prompts, tune, digest = _prompts(config)
     # torch and transformers take seconds to import: a typing mistake should be told before
+    from assc.device import machine
     from assc.live import LiveBackend
     from assc.pairs import load_pair
 
@@ -65,6 +66,7 @@ def live_job(config: Config) -> Job:
         )
 
     meta: dict[str, Any] = {"workload": options.workload, "workload_hash": digest, "split": config.split}
+    meta["machine"] = machine(pair.device)
     actions: dict[str, str] = {}
     makers: dict[str, Callable[[], Policy]] = {}
     if tune:
@@ -75,4 +77,12 @@ def live_job(config: Config) -> Job:
         actions[TUNED] = str(best)
         makers[TUNED] = lambda: make_policy(static_spec(best, backend.table))
         meta["static_tuned"] = {"action": str(best), "split": "train", "requests": len(tune)}
-    return Job(backend, requests(prompts), complete(listed, makers), options.warmup, meta, actions)
+    return Job(
+        backend,
+        requests(prompts),
+        complete(listed, makers),
+        options.warmup,
+        meta,
+        actions,
+        token_text=lambda token: pair.decode([token], skip_special_tokens=False),
+    )

@@ -137,4 +137,11 @@ def replay_job(config: Config) -> Job:
         ORACLE: lambda: OraclePolicy(backend, plans),
         TUNED: lambda: make_policy(static_spec(tuned or backend.table[0], backend.table)),
     }
-    return Job(backend, requests, complete(listed, makers), options.warmup, meta, actions, rungs)
+
+    def entropies(request: Request) -> Sequence[float]:
+        row, c = backend.row_of(request), trace.columns
+        known: list[float] = c["target_entropy"][int(c["offsets"][row]) : int(c["offsets"][row + 1])].tolist()
+        return known
+
+    listed_now = complete(listed, makers)
+    return Job(backend, requests, listed_now, options.warmup, meta, actions, rungs, entropies=entropies)

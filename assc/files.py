@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +17,8 @@ from assc.errors import AsscError
 
 VERSIONED: tuple[str, ...] = ("assc", "torch", "transformers", "numpy", "scipy", "gymnasium", "stable-baselines3")
 """packages whose versions belong to a result"""
+_NUMBERS = re.compile(r"\[\n[-+.\deE,\snul]*\]")
+"""a list of numbers and nulls as `json.dumps` folds it: one line each (no string of JSON has a raw line break)"""
 
 
 def versions() -> dict[str, str]:
@@ -26,6 +30,18 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree this module runs from, None when it is an installed package."""
+    root = Path(__file__).parent.parent
+    if not (root / "train_policy.py").is_file() or not (root / "pyproject.toml").is_file():
+        return None
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip() or None if result.returncode == 0 else None
 
 
 def check_writable(path: Path) -> None:
@@ -65,4 +81,5 @@ def _umask() -> int:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write strict JSON (NaN and infinity are refused with ValueError), indented, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, _NUMBERS.sub(lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n")

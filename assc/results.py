@@ -11,6 +11,7 @@ from assc.core import Mode, Request
 from assc.files import write_json
 from assc.metrics import Run, make_details, make_row
 from assc.oracle import Ladder
+from assc.rounds_json import KeptRounds, rounds_json
 
 MAX_DIFFERENCES = 20
 """differing texts that are listed; all are counted"""
@@ -60,6 +61,8 @@ class Evaluation:
     """rungs for the requests in their order, where there is a trace"""
     actions: Mapping[str, str] = field(default_factory=dict)
     """policy -> the action that tuning chose for it"""
+    kept: KeptRounds | None = None
+    """whose rounds go into the file, None for nobody's"""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -126,6 +129,7 @@ class Evaluation:
                 {
                     "id": result.request.id,
                     "category": result.request.category,
+                    "temperature": result.request.temperature,
                     "repeat": result.repeat,
                     "tokens": totals.tokens,
                     "seconds": totals.seconds,
@@ -166,6 +170,7 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """The content of `out.json`. `meta`, `rows`, `ladder` and `same_text` are the stable part."""
         same, differences = self.same_text, self.text_differences()
+        kept = {} if self.kept is None else {"rounds": rounds_json(self.results, self.labels, self.kept)}
         return {
             "meta": dict(self.meta),
             "rows": self.rows(),
@@ -176,6 +181,7 @@ class Evaluation:
             "baseline": self.baseline_row(),
             "details": [{**d, "requests": self._requests(i)} for i, d in enumerate(self.details())],
             "text_differences": [] if same is None else differences[:MAX_DIFFERENCES],
+            **kept,
         }
 
     def write(self, path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import tyro
 
 from assc.core import MODES, Mode
 from assc.errors import ArtefactError, RequestError, SpecError
-from assc.files import versions, write_json
+from assc.files import git_commit, versions, write_json
 from assc.registry import make_policy
 from envs.rewards import REWARDS
 
@@ -211,18 +210,6 @@ def check_resumable(given: TrainConfig, stored: TrainConfig) -> None:
         if field.name not in FREE_ON_RESUME and before != now:
             flag = _flag(field.name)
             raise RequestError(f"--resume keeps {flag} {before} of the run; start a new run for {flag} {now}")
-
-
-def git_commit() -> str | None:
-    """Commit of the source tree this module runs from, None when it is an installed package."""
-    root = Path(__file__).parent.parent
-    if not (root / "train_policy.py").is_file() or not (root / "pyproject.toml").is_file():
-        return None
-    try:
-        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip() or None if result.returncode == 0 else None
 
 
 def write_config(config: TrainConfig, run_dir: Path, extra: dict[str, Any]) -> None:

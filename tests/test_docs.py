@@ -75,6 +75,13 @@ def write_small_trace() -> None:
     write_costs(CostFile(MARKOV_COSTS), Path("costs.json"))
 
 
+def write_small_result() -> None:
+    """An evaluation of the synthetic trace as `out.json` in the working directory."""
+    write_small_trace()
+    words = "--backend replay --traces trace.npz --cost costs.json --policies ar assc oracle --rounds 1 --json out.json"
+    assert eval_script.main(words.split()) == 0
+
+
 def run(command: str) -> int:
     words = shlex.split(command)
     if words[:2] == ["python", "eval.py"]:
@@ -94,6 +101,10 @@ def run(command: str) -> int:
         return module_main.main(shrink(words[3:], SMALL["live-check"]))
     if words[:4] == ["python", "-m", "assc", "drafts"]:
         return module_main.main(without_models(shrink(words[3:], SMALL["drafts"])))
+    if words[:4] == ["python", "-m", "assc", "report"]:
+        write_small_result()
+        files = [Path(w).name if w.endswith((".json", ".html")) else w for w in words[3:] if not w.startswith("runs/")]
+        return module_main.main(files)
     if words[:3] == ["python", "-m", "assc"]:
         return module_main.main(words[3:])
     raise AssertionError(f"no test runs the documented command {command!r}")

@@ -1,0 +1,62 @@
+"""`python -m assc report RESULT... --out report.html`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from assc.cli import UsageError, parse, run_cli
+from assc.errors import AsscError
+from assc.files import check_writable, write_text
+from assc.report.checked import clean
+from assc.report.join import read_report
+
+EXTRA = ("matplotlib", "jinja2", "markupsafe")
+"""packages of the optional extra `report`"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of `report`."""
+
+    results: tuple[Path, ...]
+    """run directories of train_policy.py and files of eval.py --json, first on the command line or after --results"""
+    out: Path = Path("report.html")
+    """page to write"""
+    requests: int = 3
+    """stored requests (eval.py --rounds) that are shown round by round"""
+    title: str = ""
+    """heading of the page"""
+
+
+def write_report(config: Config) -> None:
+    """Read, render, write whole or not at all. Raises `AsscError` for what the user can mend."""
+    if config.requests < 0:
+        raise UsageError(f"--requests is {config.requests}, it must be 0 or more")
+    if config.out.resolve() in {path.resolve() for path in config.results}:
+        raise UsageError(f"--out {config.out} would overwrite a result")
+    check_writable(config.out)
+    report = read_report(config.results)
+    try:
+        from assc.report.page import render
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise AsscError(f'the report needs {error.name}, which is not installed: pip install "assc[report]"') from None
+    page = render(report, requests=config.requests, title=clean(config.title))
+    write_text(config.out, page)
+    print(f"{config.out} ({len(page.encode()) / 1e6:.2f} MB, {len(report.entries)} policies)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; 2 and one sentence for a mistake of the user."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--results")  # the files may stand alone in front
+
+    def work() -> None:
+        write_report(parse(Config, words, prog="python -m assc report", description="One HTML page out of results."))
+
+    return run_cli(work)
