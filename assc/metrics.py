@@ -40,8 +40,8 @@ DEFINITIONS: dict[str, str] = {
     "tokens_per_second": "tokens / seconds, both summed first (a ratio of totals, not a mean of ratios)",
     "speedup": "tokens_per_second of the policy / the same of plain decoding ('ar') through the same engine, on the "
     "same requests, interleaved in the same run",
-    "speedup_ci95": "95 % interval of speedup: bootstrap over requests, paired, percentiles of the logarithm widened "
-    "for the small number of requests; [null, null] for a single request; not adjusted for the number of policies",
+    "speedup_ci95": "95 % interval of speedup: bootstrap over requests, paired (a prompt's requests at several "
+    "temperatures are drawn together), percentiles of the logarithm widened for the small number of requests; [null, null] for a single request; not adjusted for the number of policies",
     "acceptance_rate": "accepted / drafted, both summed first; accepted is the leading run after clipping at stop and "
     "budget, the bonus token is not counted, drafted counts verified tokens only; null when nothing was drafted",
     "waste_rate": "1 - acceptance_rate",
@@ -101,11 +101,15 @@ def pooled(runs: Sequence[Run]) -> Totals:
 
 
 def per_request(runs: Sequence[Run]) -> list[Totals]:
-    """Totals of each request over its repeats, in order of the request number."""
-    sums: dict[int, Totals] = {}
-    for run in runs:
-        sums[run.index] = sums.get(run.index, Totals()) + run.totals
-    return [sums[k] for k in sorted(sums)]
+    """Totals of each request over its repeats, in order of the request number.
+
+    One prompt at several temperatures (requests of one id) counts as one: its texts are not independent.
+    """
+    sums: dict[str | int, Totals] = {}
+    for run in sorted(runs, key=lambda run: run.index):
+        key = run.episode.request.id or run.index
+        sums[key] = sums.get(key, Totals()) + run.totals
+    return list(sums.values())
 
 
 def _columns(totals: Sequence[Totals]) -> tuple[list[float], list[float]]:
