@@ -41,7 +41,8 @@ DEFINITIONS: dict[str, str] = {
     "speedup": "tokens_per_second of the policy / the same of plain decoding ('ar') through the same engine, on the "
     "same requests, interleaved in the same run",
     "speedup_ci95": "95 % interval of speedup: bootstrap over requests, paired (a prompt's requests at several "
-    "temperatures are drawn together), percentiles of the logarithm widened for the small number of requests; [null, null] for a single request; not adjusted for the number of policies",
+    "temperatures are drawn together), percentiles of the logarithm widened for the small number of requests; "
+    "[null, null] for a single request; not adjusted for the number of policies",
     "acceptance_rate": "accepted / drafted, both summed first; accepted is the leading run after clipping at stop and "
     "budget, the bonus token is not counted, drafted counts verified tokens only; null when nothing was drafted",
     "waste_rate": "1 - acceptance_rate",
