@@ -32,9 +32,10 @@ from assc.timing import PhaseTimer
 from assc.trace import CONFIDENCE, FINISHES, DrafterInfo, runs
 
 BLOCK = 16
-"""tokens per teacher-forced forward: as wide as a verification, so that half-precision logits keep their bits"""
-FIRST_PROBE = 4
-"""tokens that a walked drafter is asked for first"""
+"""tokens per teacher-forced forward: as wide as a verification, so that half-precision logits keep their bits (with 48
+columns they did not, on the CPU measured)"""
+PROBES = (1, 4)
+"""tokens that a walked drafter is asked for first: each more only where all of the fewer agree, then K_max"""
 
 Row_ = dict[str, Any]
 """the columns of one request: scalars, and arrays [T] (T tokens of text)"""
@@ -130,12 +131,11 @@ def _walk(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[int]) -
     """Ask a drafter at every position of the text that `batch` has decoded or read, by going back to its beginning.
 
     The buffers hold what they held when each position was reached, so the answers are those of a live round. A few
-    tokens are asked for first, and K_max of them only where all of these agree; a drafter that gives the few is taken
-    to give K_max.
+    tokens are asked for first, and more of them only where all of these agree; a drafter that gives what it was asked
+    for is taken to give K_max.
     """
     row = batch.rows[0]
     known, start = [*row.request.prompt_ids, *text], row.prompt_length
-    few = min(FIRST_PROBE, engine.k_max)
     accepted, available = [], []
     seen: list[Confidence | None] = []
     try:
@@ -145,12 +145,14 @@ def _walk(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[int]) -
             drafter.committed(batch)
             if drafter.has_confidence:
                 seen.append(drafter.peek(batch, [0])[0])
-            proposal = _asked(drafter, batch, few)
-            available.append(engine.k_max if len(proposal) == few else len(proposal))
-            if len(proposal) == few < engine.k_max and _agreeing(proposal, known[n:]) == few:
-                drafter.committed(batch)
-                proposal = _asked(drafter, batch, engine.k_max)
-                available[-1] = len(proposal)
+            most = min(engine.k_max, start + row.budget - n)  # the buffers hold no more, and no round could use it
+            asked, proposal = 0, []
+            while len(proposal) == asked < most and _agreeing(proposal, known[n:]) == asked:
+                if asked:
+                    drafter.committed(batch)
+                asked = min(most, next((k for k in PROBES if k > asked), most))
+                proposal = _asked(drafter, batch, asked)
+            available.append(engine.k_max if len(proposal) == asked else len(proposal))
             accepted.append(_agreeing(proposal, known[n:]))
             if row.noise is not None:
                 row.noise.forget(n)

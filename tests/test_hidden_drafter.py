@@ -224,3 +224,16 @@ def test_a_constraint_that_allows_nothing_the_head_knows(mode: str) -> None:
     asked = request(0, n=12, mode=mode, temperature=1.0, prefix_allowed_tokens_fn=allowed)
     tokens = play(make_engine(), [asked], 1)[0]
     assert len(tokens) == 12 and set(tokens) <= set(outside)
+
+
+def test_asked_again_at_the_same_place_it_answers_the_same() -> None:
+    """The recorder asks for a few tokens first, then for K_max, with nothing committed in between."""
+    engine = make_engine()
+    drafter = engine.drafters["hidden"]
+    batch, timer = engine.start([request(3)]), PhaseTimer(engine.device)
+    for k in (2, 0, 5):
+        engine.round(batch, [Action("hidden", k) if k else ROLLBACK], timer)
+        few = drafter.propose(batch, [4]).tokens[0].tolist()
+        drafter.committed(batch)
+        assert drafter.propose(batch, [16]).tokens[0, :4].tolist() == few
+        drafter.committed(batch)

@@ -109,7 +109,8 @@ class HiddenDrafter(Drafter):
         if not rows:
             return
         lengths = [row.length for row in batch.rows]
-        blocks = max(-(-(lengths[b] - self._encoded[b]) // BLOCK) for b in rows)
+        # at least one block: asked again where nothing was committed since (the recorder does), it answers the same
+        blocks = max(1, *(-(-(lengths[b] - self._encoded[b]) // BLOCK) for b in rows))
         features = torch.empty(0)
         wanted = torch.tensor([b in rows for b in range(batch.size)]).to(batch.device, non_blocking=True)[:, None]
         for i in range(blocks, 0, -1):
