@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +52,21 @@ class Walked:
         return getattr(self.inner, name)
 
 
-def test_the_walk_and_the_teacher_forced_pass_agree() -> None:
+@pytest.mark.parametrize("perfect", [False, True])
+def test_the_walk_and_the_teacher_forced_pass_agree(perfect: bool) -> None:
+    """Also for a draft that always agrees, up to the last slot of the buffers (prompt and budget fill them)."""
     pair = tiny_pair()
-    walked = Walked(ModelDrafter(ModelRunner(pair.drafts["model"])))
-    engine = Engine(ModelRunner(pair.target), [walked, *_ngram()], k_max=16, eos_ids=tiny_engine().eos_ids)  # type: ignore[list-item]
-    for request in tiny_requests(2, "gumbel", tokens=20, temperatures=(0.0, 1.0)):
+    model = pair.target if perfect else pair.drafts["model"]
+    walked, drafter = Walked(ModelDrafter(ModelRunner(model))), ModelDrafter(ModelRunner(model))
+    engine, other = (
+        Engine(ModelRunner(pair.target), [d, *_ngram()], k_max=16, eos_ids=tiny_engine().eos_ids)  # type: ignore[list-item]
+        for d in (walked, drafter)
+    )
+    requests = tiny_requests(2, "gumbel", tokens=20, temperatures=(0.0, 1.0))
+    requests += [replace(r, max_new_tokens=127 - len(r.prompt_ids)) for r in requests[:1] if perfect]
+    for request in requests:
         slow, _ = record_request(engine, request)
-        fast, mismatches = record_request(tiny_engine(), request)
+        fast, mismatches = record_request(other, request)
         assert mismatches == 0 and slow.keys() == fast.keys()
         for name, column in fast.items():
             assert np.array_equal(np.float32(slow[name]), np.float32(column)), name
