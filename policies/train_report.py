@@ -23,6 +23,8 @@ from policies.train_setup import Problem
 
 EVAL_FILE = "eval.json"
 LIVE_FILE = "live.json"
+SHOWN_REQUESTS = 2
+"""requests whose rounds are kept for `python -m assc report`"""
 
 
 def contestants(table_k_max: int, tuned: str | None, trained: Path, seed: int) -> list[tuple[str, Policy]]:
@@ -54,6 +56,7 @@ def compare_on_trace(config: TrainConfig, run_dir: Path, trained: Path) -> Evalu
     job = replay_job(job_config)
     evaluation = play(job_config, job)
     evaluation.meta["trained"] = str(trained)
+    evaluation.kept = job.keep(SHOWN_REQUESTS)
     return evaluation
 
 

@@ -85,7 +85,7 @@ def say_next(config: TrainConfig, problem: Problem, run_dir: Path) -> None:
     parts = [f"python eval.py --backend {config.backend}"]
     if config.backend == "replay":
         parts += [f"--{n} {shlex.quote(str(v))}" for n in ("traces", "cost") if (v := getattr(config, n)) is not None]
-        specs = f"ar static:tuned assc threshold bandit:ucb oracle {quoted}/{POLICY_FILE}"
+        specs = f"ar static:tuned assc threshold bandit:ucb cascade oracle {quoted}/{POLICY_FILE}"
         say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
         return
     parts += [f"--pair {config.pair} --workload {config.workload}"]
