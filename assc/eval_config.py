@@ -73,7 +73,7 @@ class Config:
     """replay: only requests recorded at these temperatures; default: all of the trace"""
     approximate: bool = False
     """replay: allow a trace of mode rejection, whose text depends on K"""
-    split: Literal["held-out", "train", "all"] = "held-out"
+    split: Literal["held-out", "train", "draft", "all"] = "held-out"
     """which part of the workload or trace; report numbers from held-out only"""
     categories: tuple[str, ...] = ()
     """only these categories; default: all"""

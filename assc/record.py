@@ -42,7 +42,7 @@ class Config:
     """draft model: directory or hub id"""
     workload: str = "mixed"
     """mixed, or the path of a JSONL file"""
-    split: Literal["held-out", "train", "all"] = "all"
+    split: Literal["held-out", "train", "draft", "all"] = "all"
     """which part of the workload"""
     categories: tuple[str, ...] = ()
     """only these categories; default: all"""

@@ -23,7 +23,7 @@ class Info:
 
     file: str
     """trace: .npz file, folder of columns, or folder of shards"""
-    split: Literal["held-out", "train", "all"] = "all"
+    split: Literal["held-out", "train", "draft", "all"] = "all"
     """requests of the table of drafters"""
     by: Literal["nothing", "category"] = "nothing"
     """a line per category as well"""

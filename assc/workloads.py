@@ -13,8 +13,10 @@ from typing import Any, Literal, Protocol, TypeVar
 from assc.core import Request
 from assc.errors import RequestError, WorkloadError
 
-Split = Literal["train", "held-out"]
-SPLITS: tuple[Split, ...] = ("train", "held-out")
+Split = Literal["draft", "train", "held-out"]
+SPLITS: tuple[Split, ...] = ("draft", "train", "held-out")
+"""drafts learn from `draft`, policies are trained and tuned on `train`, results are reported on `held-out`: a draft is
+accepted more often on prompts that it has learned from, which would mislead what is tuned there"""
 
 BUILTIN: tuple[str, ...] = ("mixed",)
 """workloads that come with the package"""
@@ -22,7 +24,7 @@ BUILTIN: tuple[str, ...] = ("mixed",)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line of a workload. `split` keeps what is trained or tuned on apart from what is evaluated."""
+    """One line of a workload. `split` keeps apart what is learned from, tuned on and evaluated (see `SPLITS`)."""
 
     id: str
     category: str
@@ -88,7 +90,7 @@ def _parse(raw: bytes) -> Prompt:
         raise ValueError(f"has a category that is not a string: {category!r}")
     split = value.get("split")
     if split is not None and split not in SPLITS:
-        raise ValueError(f"has the split {split!r}; splits are {' and '.join(SPLITS)}")
+        raise ValueError(f"has the split {split!r}; splits are {', '.join(SPLITS)}")
     return Prompt(prompt_id, category, text, split or assigned_split(prompt_id))
 
 
@@ -140,8 +142,14 @@ def load_workload(name_or_path: str | Path, split: Split | None = None) -> tuple
         return prompts
     chosen = tuple(p for p in prompts if p.split == split)
     if not chosen:
-        raise WorkloadError(f"workload {name!r} has no prompt in the split {split!r}, only in the other one")
+        raise WorkloadError(f"workload {name!r} has no prompt in the split {split!r}")
     return chosen
+
+
+def draft_prompts(name_or_path: str | Path) -> tuple[Prompt, ...]:
+    """What a draft learns from: the split `draft`, or `train` where a workload has none."""
+    prompts = load_workload(name_or_path)
+    return tuple(p for p in prompts if p.split == "draft") or load_workload(name_or_path, "train")
 
 
 def content_hash(prompts: Iterable[Prompt]) -> str:

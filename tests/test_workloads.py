@@ -15,6 +15,7 @@ from assc.workloads import (
     Prompt,
     assigned_split,
     content_hash,
+    draft_prompts,
     load_workload,
     make_requests,
     only_categories,
@@ -31,10 +32,10 @@ def mixed() -> tuple[Prompt, ...]:
     return load_workload("mixed")
 
 
-def test_mixed_is_balanced_and_split_two_to_one(mixed: tuple[Prompt, ...]) -> None:
+def test_mixed_is_balanced_and_split_in_three(mixed: tuple[Prompt, ...]) -> None:
     assert len(mixed) >= 240
     counts = Counter((p.category, p.split) for p in mixed)
-    assert counts == {(c, s): n for c in CATEGORIES for s, n in (("train", 24), ("held-out", 12))}
+    assert counts == {(c, s): n for c in CATEGORIES for s, n in (("draft", 24), ("train", 6), ("held-out", 6))}
 
 
 def test_mixed_has_unique_ids_and_texts_in_order(mixed: tuple[Prompt, ...]) -> None:
@@ -48,8 +49,15 @@ def test_mixed_prompts_share_no_long_run_of_words_across_the_split(mixed: tuple[
         words = text.lower().split()
         return {tuple(words[i : i + 10]) for i in range(len(words) - 9)}
 
-    train = set().union(*(runs(p.prompt) for p in mixed if p.split == "train"))
-    assert not any(runs(p.prompt) & train for p in mixed if p.split == "held-out")
+    for one, other in (("draft", "train"), ("draft", "held-out"), ("train", "held-out")):
+        seen = set().union(*(runs(p.prompt) for p in mixed if p.split == one))
+        assert not any(runs(p.prompt) & seen for p in mixed if p.split == other)
+
+
+def test_drafts_learn_from_their_own_split(mixed: tuple[Prompt, ...], tmp_path: Path) -> None:
+    assert draft_prompts("mixed") == tuple(p for p in mixed if p.split == "draft")
+    own = write(tmp_path / "own.jsonl", {"prompt": "x", "split": "train"}, {"prompt": "y", "split": "held-out"})
+    assert [p.prompt for p in draft_prompts(own)] == ["x"]
 
 
 def test_split_filters(mixed: tuple[Prompt, ...]) -> None:
@@ -117,7 +125,7 @@ GOOD = b'{"prompt": "fine", "id": "one"}\n'
         (b'{"prompt": "x", "id": true}', "neither text nor a whole number"),
         (b'{"prompt": "x", "id": ""}', "neither text nor a whole number"),
         (b'{"prompt": "x", "category": 3}', "category that is not a string"),
-        (b'{"prompt": "x", "split": "test"}', "splits are train and held-out"),
+        (b'{"prompt": "x", "split": "test"}', "splits are draft, train, held-out"),
         (b'{"prompt": "caf\xe9"}', "is not UTF-8"),
         (b'{"prompt": "\\ud83d"}', "surrogate"),
     ],

@@ -40,7 +40,7 @@ from assc.errors import AsscError
 from assc.files import versions, write_json
 from assc.kv import ModelRunner
 from assc.pairs import LoadedPair, load_pair
-from assc.workloads import content_hash, load_workload
+from assc.workloads import content_hash, draft_prompts
 
 DEV_EVERY = 24
 """one text of this many is kept for the dev measurements"""
@@ -55,7 +55,7 @@ class DistillConfig:
     out: Path = Path("runs/distill")
     """folder for data, checkpoints, curves and the finished draft"""
     workload: str = "mixed"
-    """workload whose train prompts the target answers"""
+    """workload whose prompts of the split `draft` (without one: `train`) the target answers"""
     text: tuple[Path, ...] = ()
     """plain text files to train on instead of the target's own answers"""
     tokens: int = 300_000
@@ -223,7 +223,7 @@ def _texts(
             if not store.texts_path(number).is_file():
                 write_texts(store.texts_path(number), part)
         return len(parts), _source(config)
-    prompts = load_workload(config.workload, "train")
+    prompts = draft_prompts(config.workload)
     plan = DataPlan(prompts, rows=config.rows, max_new_tokens=config.max_new_tokens, seed=config.seed)
     return write_data(pair, runner, plan, store, config.tokens, report), _source(config)
 
@@ -232,9 +232,9 @@ def _source(config: DistillConfig) -> str:
     """Where the texts come from, for the artefact."""
     if config.text:
         return f"plain text files: {', '.join(p.name for p in config.text)}"
-    prompts = load_workload(config.workload, "train")
+    prompts = draft_prompts(config.workload)
     return (
-        f"the target's own answers, half to {len(prompts)} train prompts of the workload {config.workload} "
+        f"the target's own answers, half to {len(prompts)} prompts of the workload {config.workload} "
         f"({content_hash(prompts)}), half to prompts that it wrote itself"
     )
 
