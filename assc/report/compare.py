@@ -95,7 +95,7 @@ def cell(report: Report, entry: Entry, group: Group) -> Cell:
     row = _row(entry, group)
     if row is not None:
         return Cell(row["speedup"], row["speedup_ci95"])
-    columns = _columns(entry, None, group, key=lambda p: p.index)
+    columns = _columns(entry, None, group, _prompt)
     rng = np.random.default_rng(report.seed)
     return Cell(speedup(*columns), speedup_interval(*columns, rng=rng))
 
