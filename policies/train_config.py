@@ -29,7 +29,7 @@ FREE_ON_RESUME = frozenset(
 """fields that a resumed run may change; the others decide what is learned and stay as they were"""
 LIVE_ONLY = ("target", "draft", "mode", "temperature", "max_new_tokens", "k_max", "time_source", "workload")
 """fields that a trace decides"""
-LIVE_ROUNDS, REPLAY_ROUNDS = 3000, 400_000
+LIVE_ROUNDS, REPLAY_ROUNDS = 3000, 200_000
 LIVE_EVAL_REQUESTS = 16
 
 
@@ -57,7 +57,7 @@ class TrainConfig:
     """live: packaged workload or a JSONL file with prompts; its train part is trained on, its held-out part evaluated
     on."""
     total_timesteps: int | None = None
-    """Decoding rounds to train for; ppo and a2c finish the rollout they are in. Default: replay 400,000, live 3,000."""
+    """Decoding rounds to train for; ppo and a2c finish the rollout they are in. Default: replay 200,000, live 3,000."""
     run_dir: Path | None = None
     """Where to write; a new directory. Default: runs/<algo>-<pair>-<time>."""
     seed: int = 0
