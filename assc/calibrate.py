@@ -18,7 +18,7 @@ from scipy.optimize import nnls  # type: ignore[attr-defined]
 
 from assc.batch import Batch
 from assc.core import ROLLBACK, Action, Mode, Request, RoundRecord
-from assc.costs import CostModel, DrafterCost
+from assc.costs import TILE, CostModel, DrafterCost
 from assc.drafters.base import Drafter, Proposal
 from assc.engine import Engine
 from assc.live import LiveBackend
@@ -162,11 +162,12 @@ def _fit(samples: Sequence[Sample], drafters: Sequence[str], probe: str) -> Cali
     slots = np.array([s.slots for s in samples], np.float64)
     emitted = np.array([r.emitted for r in records], np.float64)
     ones = np.ones(len(records))
-    columns = [ones, np.array([r.drafted + 1.0 for r in records]), emitted]
+    tiles = np.array([r.drafted // TILE for r in records], np.float64)
+    columns = [ones, np.array([r.drafted + 1.0 for r in records]), emitted, tiles]
     if len(set(slots.tolist())) > 1:
         columns.append(slots)
     seconds = np.array([r.verify_seconds for r in records])
-    (fixed, per_token, per_emitted, *per_slot), residual = _relative_nnls(np.stack(columns, axis=1), seconds)
+    (fixed, per_token, per_emitted, per_tile, *per_slot), residual = _relative_nnls(np.stack(columns, axis=1), seconds)
     residuals = {"verify": residual}
     costs: dict[str, DrafterCost] = {}
     for name in drafters:
@@ -175,6 +176,7 @@ def _fit(samples: Sequence[Sample], drafters: Sequence[str], probe: str) -> Cali
     model = CostModel(
         target_fixed=max(fixed, 1e-9),
         target_per_token=per_token,
+        target_per_tile=per_tile,
         target_per_kv=per_slot[0] if per_slot else 0.0,
         per_emitted=per_emitted,
         drafters=costs,

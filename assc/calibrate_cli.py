@@ -212,6 +212,7 @@ def describe(file: CostFile) -> str:
     lines = [
         f"{file.pair}, {file.dtype} on {file.device}, {file.threads} threads, {file.date} ({m.label})",
         f"target: {1e3 * m.target_fixed:.3f} ms + {1e3 * m.target_per_token:.4f} per verified token "
+        f"+ {1e3 * m.target_per_tile:.3f} beyond 16 columns "
         f"+ {1e6 * m.target_per_kv:.3f} us per slot + {1e3 * m.per_emitted:.4f} per committed token; "
         f"overhead {1e3 * m.overhead:.3f} ms",
     ]

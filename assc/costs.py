@@ -1,8 +1,12 @@
 """What a round costs, as a function of its shape: the deterministic clock of modelled time.
 
-    seconds = target_fixed + target_per_token · (drafted + 1) + target_per_kv · kv + per_emitted · emitted
+    seconds = target_fixed + target_per_token · (drafted + 1) + target_per_tile · ⌊drafted / 16⌋
+            + target_per_kv · kv + per_emitted · emitted
             + per_call + per_step · draft forwards + per_catch_up · tokens caught up     (of the drafter that ran)
             + overhead
+
+A block of up to 16 columns (drafted + 1) is one tile of the matrix units of CPUs with AMX and of tensor cores; the 17th
+column begins another one, which costs a step and not a slope.
 
 `kv` counts committed tokens, or, with `static_kv`, the slots of the decoder's buffers: they have one length per request
 and attention reads all of it.
@@ -17,6 +21,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from assc.core import RoundRecord
+
+TILE = 16
+"""columns that are multiplied at once"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class CostModel:
     """attention reads the whole buffer, whatever is committed (the decoder of this package; `calibrate` sets it)"""
     kv_reference: int = 0
     """slots or tokens at which `plain_step` and `cost_ratio` are told when the caller names none"""
+    target_per_tile: float = 0.0
+    """per `TILE` columns of the verified block beyond the first `TILE`"""
 
     def __post_init__(self) -> None:
         if self.target_fixed <= 0:
@@ -57,9 +66,10 @@ class CostModel:
     def verify(self, drafted: float, kv: float, emitted: float = 1) -> float:
         """Seconds of one target forward over `drafted` + 1 tokens behind `kv`, and of committing `emitted` tokens.
 
-        Linear, here and in `draft`: means of the counts give the mean of the seconds.
+        Linear but for the tiles, here and in `draft`: within a tile, means of the counts give the mean of the seconds.
         """
         forward = self.target_fixed + self.target_per_token * (drafted + 1) + self.target_per_kv * kv
+        forward += self.target_per_tile * (drafted // TILE)
         return forward + self.per_emitted * emitted
 
     def kv(self, committed: int, slots: int) -> int:

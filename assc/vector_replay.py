@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assc.actions import ActionTable
-from assc.costs import CostModel
+from assc.costs import TILE, CostModel
 from assc.errors import RequestError
 from assc.trace import CONFIDENCE, FINISHES, Trace
 from assc.trace_rules import check_replayable, kv_slots, peek_drafter
@@ -167,6 +167,8 @@ class Rounds:
         costs = flat.costs
         kv = self.slots if costs.static_kv else length
         verify = costs.target_fixed + costs.target_per_token * (drafted + 1) + costs.target_per_kv * kv
+        if costs.target_per_tile:
+            verify += costs.target_per_tile * (drafted // TILE)
         verify += costs.per_emitted * emitted
         self.position = n + emitted
         return Played(

@@ -20,6 +20,7 @@ from assc.trace_build import build_trace
 COSTS = CostModel(
     target_fixed=0.02,
     target_per_token=0.0003,
+    target_per_tile=0.004,
     target_per_kv=1e-6,
     drafters={
         "model": DrafterCost(per_step=0.002, per_catch_up=0.0004, per_call=0.0005),
