@@ -142,11 +142,16 @@ def _row(evaluation: Evaluation) -> dict[str, Any]:
 def live_backend(
     trace: Trace, costs: CostModel, pair: str, *, draft: str | None = None, threads: int | None = None
 ) -> LiveBackend:
-    """The pair in the trace's dtype and mode, with the trace's K_max and the costs that features are made of."""
+    """The pair in the trace's dtype and mode, with the trace's K_max and the costs that features are made of.
+
+    Without `threads` torch uses those of the recording: in bfloat16 their number can change the text.
+    """
     from assc.live import LiveBackend
     from assc.pairs import load_pair
 
-    loaded = load_pair(pair, draft=draft, dtype=trace.header.dtype or "auto", threads=threads)
+    loaded = load_pair(
+        pair, draft=draft, dtype=trace.header.dtype or "auto", threads=threads or trace.header.threads or None
+    )
     return LiveBackend.from_pair(
         loaded, mode=trace.header.mode, k_max=trace.header.k_max, time_source="measured", cost_model=costs
     )
@@ -171,7 +176,7 @@ class Config:
     seed: int = 0
     """chooses the requests"""
     threads: int | None = None
-    """torch threads; default: torch's own choice"""
+    """torch threads; default: those of the recording, since in bfloat16 their number can change the text"""
     json: Path | None = None
     """write the result to this file"""
 
