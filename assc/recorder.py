@@ -146,7 +146,7 @@ def _walk(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[int]) -
             if drafter.has_confidence:
                 seen.append(drafter.peek(batch, [0])[0])
             most = min(engine.k_max, start + row.budget - n)  # the buffers hold no more, and no round could use it
-            asked, proposal = 0, []
+            asked, proposal = 0, list[int]()
             while len(proposal) == asked < most and _agreeing(proposal, known[n:]) == asked:
                 if asked:
                     drafter.committed(batch)
