@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import assc
-from assc.drafters.net import read_config
+from assc.drafters.artefact import read_config
 from assc.oracle import ladder
 from assc.pairs import PAIRS, LoadedPair, packaged_draft
 from assc.replay import ReplayBackend
