@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from assc.core import Request
@@ -18,18 +18,9 @@ from assc.replay import ReplayBackend
 from assc.shipped import shipped_cost_file, shipped_trace
 from assc.trace import Trace
 from assc.trace_io import fingerprint, read_trace
+from assc.trace_rules import balanced_rows
 from assc.tuning import static_spec
 from assc.vector_replay import FlatTrace
-from assc.workloads import select
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One request of the trace as `select` sees it."""
-
-    row: int
-    id: str
-    category: str
 
 
 def _refuse_unknown(trace: Trace, column: str, what: str, asked: Sequence[Any]) -> None:
@@ -40,25 +31,12 @@ def _refuse_unknown(trace: Trace, column: str, what: str, asked: Sequence[Any]) 
 
 
 def _rows(config: Config, trace: Trace) -> list[int]:
-    """The requests to play: all that fit, or a balanced choice.
-
-    With one temperature the choice is that of the live backend for the same prompts and seed. With several it is
-    balanced over pairs of category and temperature, with the same prompts at each.
-    """
+    """The requests to play: all that fit, or a balanced choice."""
     _refuse_unknown(trace, "category", "category", config.categories)
     _refuse_unknown(trace, "temperature", "temperature", config.temperatures)
     split = None if config.split == "all" else config.split
     rows = trace.where(split=split, categories=config.categories, temperatures=config.temperatures)
-    n = config.replay.requests
-    if not n:
-        return rows
-    c = trace.columns
-    several = len({float(c["temperature"][r]) for r in rows}) > 1
-    choices = [
-        _Row(r, str(c["id"][r]), f"{c['category'][r]} {c['temperature'][r]:g}" if several else str(c["category"][r]))
-        for r in rows
-    ]
-    return [choice.row for choice in select(choices, n, config.seed)]
+    return balanced_rows(trace, rows, config.replay.requests, config.seed) if config.replay.requests else rows
 
 
 def _train_rows(config: Config, trace: Trace) -> list[int]:

@@ -25,7 +25,7 @@ from assc.results import Evaluation
 from assc.shipped import shipped_costs, shipped_trace
 from assc.trace import Trace
 from assc.trace_io import read_trace
-from assc.workloads import select
+from assc.trace_rules import balanced_rows
 
 if TYPE_CHECKING:
     from assc.live import LiveBackend
@@ -69,22 +69,10 @@ def _times(speedup: float | None) -> str:
     return "n/a" if speedup is None else f"{speedup:.2f}x"
 
 
-@dataclass(frozen=True)
-class _Row:
-    row: int
-    id: str
-    category: str
-
-
 def held_out_rows(trace: Trace, n: int, seed: int) -> list[int]:
     """`n` held-out requests balanced over categories and temperatures, n or more being all of them."""
-    rows, c = trace.where(split="held-out"), trace.columns
-    if n >= len(rows):
-        return rows
-    kinds = [f"{c['category'][r]} {c['temperature'][r]:g}" for r in rows]
-    ids = [str(c["id"][r]) for r in rows]
-    found = select([_Row(r, i, k) for r, i, k in zip(rows, ids, kinds, strict=True)], n, seed)
-    return [choice.row for choice in found]
+    rows = trace.where(split="held-out")
+    return rows if n >= len(rows) else balanced_rows(trace, rows, n, seed)
 
 
 def check_backends(live: LiveBackend, trace: Trace) -> None:

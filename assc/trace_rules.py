@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from assc.actions import DEFAULT_K_VALUES, ActionTable
 from assc.core import Request
 from assc.costs import CostModel
 from assc.errors import RequestError, TraceError
-from assc.trace import Header
+from assc.trace import Header, Trace
+from assc.workloads import select
 
 SLOT_BUCKET = 128
 """the decoder's buffers come in multiples of this many slots (`assc.kv.BUCKET`, equal by test)"""
@@ -55,3 +57,25 @@ def replay_table(header: Header, k_values: Sequence[int] | None = None) -> Actio
     if max(values) > header.k_max:
         raise RequestError(f"K={max(values)} is above K_max={header.k_max} of this trace")
     return ActionTable.build([d.name for d in header.drafters], sorted({*values, header.k_max}))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One request of a trace as `select` sees it."""
+
+    row: int
+    id: str
+    category: str
+
+
+def balanced_rows(trace: Trace, rows: Sequence[int], n: int, seed: int) -> list[int]:
+    """`n` of these requests. `WorkloadError` when there are fewer.
+
+    With one temperature the choice is that of the live backend for the same prompts and seed. With several it is
+    balanced over pairs of category and temperature, with the same prompts at each.
+    """
+    c = trace.columns
+    several = len({float(c["temperature"][r]) for r in rows}) > 1
+    kinds = [f"{c['category'][r]} {c['temperature'][r]:g}" if several else str(c["category"][r]) for r in rows]
+    choices = [_Row(r, str(c["id"][r]), kind) for r, kind in zip(rows, kinds, strict=True)]
+    return [choice.row for choice in select(choices, n, seed)]

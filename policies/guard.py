@@ -42,7 +42,7 @@ class Guard(BasePolicy):
     (`RoundRecord.reasons`). Spec: the policy in parentheses, then the keys of the guard: `guard(assc:k_max=6):span=8`.
 
     Uses acceptance history, its own seconds, and what the wrapped policy uses. Source: fallback layers and health
-    bands of this project's brief; the same shape as a circuit breaker with half-open probes (Nygard 2007).
+    bands of our own; the same shape as a circuit breaker with half-open probes (Nygard 2007).
 
     >>> from assc.actions import ActionTable
     >>> policy = Guard("static:4", rounds=2)

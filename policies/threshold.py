@@ -21,7 +21,7 @@ class ThresholdRule(BasePolicy):
     With k_min=0 the rule may end in rollback. Rollback rounds teach nothing, so after `probe` of them in a row one
     token is drafted with an empty window: if it is accepted K becomes 1 and the rule goes on from there.
 
-    Uses acceptance history and the temperature. Source: threshold controller of this project's brief; the same shape
+    Uses acceptance history and the temperature. Source: a threshold controller with bands of our own; the same shape
     as the up/down thresholds of congestion control.
 
     >>> from assc.actions import ActionTable

@@ -23,8 +23,8 @@ class WindowRule(BasePolicy):
        (a lookup with little to copy) do not reach anyway.
     3. Else K stays.
 
-    Uses acceptance history. Source: controller of this project's brief (sliding window, safety bar); additive raise
-    and halving as in congestion control (Chiu and Jain 1989). The numbers are the brief's bands and ours.
+    Uses acceptance history. Source: a sliding window with a bar and a safety bar, ours; additive raise and halving
+    as in congestion control (Chiu and Jain 1989).
 
     >>> from assc.actions import ActionTable
     >>> policy = WindowRule()
