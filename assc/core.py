@@ -82,6 +82,7 @@ class RoundRecord:
     position: int
     """committed new tokens before this round"""
     action: Action
+    """what was planned; where a step policy decided token by token, the tokens that it let be drafted"""
     drafted: int
     accepted: int
     emitted: int
@@ -93,7 +94,7 @@ class RoundRecord:
     policy_seconds: float = 0.0
     other_seconds: float = 0.0
     discarded: int = 0
-    """tokens drafted but thrown away unverified; never part of the acceptance rate"""
+    """tokens drafted but thrown away unverified (a step policy rolled back); never part of the acceptance rate"""
     peeked: bool = False
     """the draft's first forward ran before the decision (its cost is in `draft_seconds`)"""
     catch_up: int = 0
@@ -113,7 +114,8 @@ class RoundRecord:
 
     @property
     def rollback(self) -> bool:
-        return self.action.rollback
+        """one plain target step: nothing was planned, or a step policy threw all of the draft away"""
+        return self.action.rollback or (self.discarded > 0 and not self.drafted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,7 @@ class Totals:
     accepted: int = 0
     planned: int = 0
     rollbacks: int = 0
+    discarded: int = 0
     seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -256,6 +259,7 @@ class Totals:
             accepted=sum(r.accepted for r in rounds),
             planned=sum(r.planned for r in rounds),
             rollbacks=sum(r.rollback for r in rounds),
+            discarded=sum(r.discarded for r in rounds),
             seconds=sum(r.seconds for r in rounds),
             draft_seconds=sum(r.draft_seconds for r in rounds),
             verify_seconds=sum(r.verify_seconds for r in rounds),

@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from assc.core import Backend, Episode, Policy, Request, RoundRecord
+from assc.steps import check_policy, play_steps, step_decider
 
 
 def iter_rounds(backend: Backend, request: Request, policy: Policy) -> Iterator[RoundRecord]:
     """Decode `request` round by round. The policy's own time is part of the next round's record.
 
-    The time a policy spends in `update` is charged to the following round, since it delays that one.
+    The time a policy spends in `update` is charged to the following round, since it delays that one. A step policy
+    (one with `decide`) is asked after each drafted token as well. Raises `AsscError` where the backend cannot do that.
     """
+    check_policy(backend, policy)
+    decide = step_decider(policy)
     backend.reset(request)
     policy.begin(backend.table)
     learning = 0.0
@@ -21,7 +25,11 @@ def iter_rounds(backend: Backend, request: Request, policy: Policy) -> Iterator[
         start = perf_counter()
         action = policy.act(observation)
         deciding = perf_counter() - start
-        record = backend.step(action, policy_seconds=deciding + learning, reasons=getattr(policy, "reasons", ()))
+        spent, reasons = deciding + learning, getattr(policy, "reasons", ())
+        if decide is None:
+            record = backend.step(action, policy_seconds=spent, reasons=reasons)
+        else:
+            record = play_steps(backend, action, decide, policy_seconds=spent, reasons=reasons)
         start = perf_counter()
         policy.update(record)
         learning = perf_counter() - start

@@ -9,6 +9,7 @@ from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.errors import ArtefactError, SpecError
 from assc.registry import make_policy, register
+from assc.steps import step_decider
 from policies.base import BasePolicy
 
 HEALTH: dict[str, tuple[float, float]] = {
@@ -83,6 +84,8 @@ class Guard(BasePolicy):
         if not isinstance(inner, BasePolicy):
             raise ValueError(f"guard goes around a policy of this package, not {policy!r}")
         self.inner, self.needs = inner, inner.needs
+        if (decide := step_decider(inner)) is not None:
+            self.decide = decide
         self.low, self.rounds, self.span, self.probe = low, rounds, span, probe
         self.share, self.speed, self.settle = share, speed, settle
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
@@ -153,7 +156,7 @@ class Guard(BasePolicy):
             self.sums[name] += value
         here = (1.0, record.emitted, record.seconds, drafting, record.drafted)
         self.here = [a + b for a, b in zip(self.here, here, strict=True)]
-        if record.rollback:
+        if record.rollback and not record.discarded:
             self.plain = [self.plain[0] + 1.0, self.plain[1] + record.seconds]
 
     def target_step(self) -> float:

@@ -8,13 +8,15 @@ text comes out of every K schedule. Tests import it with `from fakes import Fake
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from assc.actions import ActionTable
-from assc.core import Action, FinishReason, Mode, Observation, Request, RoundRecord
+from assc.core import ROLLBACK, Action, FinishReason, Mode, Observation, Request, RoundRecord
 from assc.errors import RequestError
+from assc.steps import Decision, StepObservation, encode, observe_step
 
 VOCABULARY = 1000
 
@@ -77,6 +79,9 @@ class FakeBackend:
         self._request: Request | None = None
         self._rounds: list[RoundRecord] = []
         self._done = True
+        self._opened: tuple[Action, Observation] | None = None
+        self._shown: StepObservation | None = None
+        self._verdict = Decision.VERIFY
 
     @property
     def cost_ratio(self) -> float:
@@ -137,6 +142,53 @@ class FakeBackend:
             cost_ratio=self.c,
             **{k: v for k, v in optional.items() if k in needs},
         )
+
+    def check_steps(self, needs: frozenset[str]) -> None:
+        """Every drafter has confidences here but those named like a lookup."""
+
+    def open_round(self, action: Action) -> StepObservation | None:
+        self._opened, self._shown, self._verdict = (action, self.observe()), None, Decision.VERIFY
+        return self._next_step()
+
+    def _next_step(self) -> StepObservation | None:
+        assert self._opened is not None
+        action, decision = self._opened
+        made = 0 if self._shown is None else self._shown.drafted
+        planned = min(action.k, decision.k_max)
+        if made >= planned or action.drafter is None:
+            return None
+        agree = float(self._agree[action.drafter][self._position + made])
+        codes = encode(1.5 - agree, 0.4 + 0.5 * agree, 0.1 + 0.5 * agree, 0.3 + 0.6 * agree)
+        lookup = action.drafter.startswith("ngram")
+        self._shown = observe_step(decision, action.drafter, planned, made + 1, None if lookup else codes, self._shown)
+        return self._shown
+
+    def decide(self, decision: Decision) -> StepObservation | None:
+        self._verdict = Decision.VERIFY if decision is Decision.CONTINUE else decision
+        return self._next_step() if decision is Decision.CONTINUE else None
+
+    def close_round(self, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
+        assert self._opened is not None
+        (action, _), shown, verdict = self._opened, self._shown, self._verdict
+        self._opened = None
+        if shown is None:
+            return self.step(action, policy_seconds=policy_seconds, reasons=reasons)
+        action = Action(action.drafter, shown.drafted)
+        if verdict is not Decision.ROLLBACK:
+            return self.step(action, policy_seconds=policy_seconds, reasons=reasons)
+        record = self.step(ROLLBACK, policy_seconds=policy_seconds, reasons=reasons)
+        draft = self._spend(action.k * self.c * self.step_seconds)
+        seconds, draft_seconds = record.seconds + draft, record.draft_seconds + draft
+        record = replace(
+            record,
+            action=action,
+            discarded=action.k,
+            seconds=seconds,
+            draft_seconds=draft_seconds,
+            draft_steps=action.k,
+        )
+        self._rounds[-1] = record
+        return record
 
     def _spend(self, seconds: float) -> float:
         """Seconds of a phase: modelled with noise, or measured with the injected clock."""
