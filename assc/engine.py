@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from assc.drafters.base import Confidence, Drafter, Proposal
 from assc.errors import RequestError
 from assc.kv import ModelRunner, bucket_length
 from assc.sampling import LogitsChain, Noise, SamplingParams
+from assc.steps import Decision
 from assc.stopping import Stopper, StoppingCriterion
 from assc.timing import PhaseTimer
 from assc.verify import VerifyContext, verify
@@ -31,6 +32,11 @@ class RowOutcome:
     tokens: tuple[int, ...]
     draft_steps: int = 0
     catch_up: int = 0
+    discarded: int = 0
+
+
+Steps = Generator[Mapping[int, Confidence | None], Mapping[int, Decision], list[RowOutcome]]
+"""A round token by token: yields the rows that have just drafted one, is sent a decision for each of them."""
 
 
 class Engine:
@@ -153,12 +159,51 @@ class Engine:
     @torch.inference_mode()
     def round(self, batch: Batch, actions: Sequence[Action], timer: PhaseTimer) -> list[RowOutcome]:
         """Play one round of every row that has not finished; finished rows return an empty outcome."""
+        asked = self._asked(batch, actions)
+        with timer.phase("draft"):
+            parts = {name: self.drafters[name].propose(batch, ks) for name, ks in asked.items()}
+            proposal = self._merged(batch, actions, asked, parts, frozenset())
+        return self._finish(batch, proposal, timer)
+
+    @torch.inference_mode()
+    def steps(self, batch: Batch, actions: Sequence[Action], timer: PhaseTimer) -> Steps:
+        """`round`, with a decision for each row after each of its drafted tokens.
+
+        A row that verifies or rolls back drafts no more; the round goes on once no row drafts.
+        """
+        asked = self._asked(batch, actions)
+        parts: dict[str, Proposal] = {}
+        rolled: set[int] = set()
+        for name, ks in asked.items():
+            drafting = self.drafters[name].propose_steps(batch, ks)
+            answer: Iterable[int] | None = None
+            while name not in parts:
+                with timer.phase("draft"):
+                    try:
+                        shown = next(drafting) if answer is None else drafting.send(answer)
+                    except StopIteration as done:
+                        parts[name] = done.value
+                        break
+                decisions = yield shown
+                rolled |= {b for b, decision in decisions.items() if decision is Decision.ROLLBACK}
+                answer = [b for b, decision in decisions.items() if decision is not Decision.CONTINUE]
+        with timer.phase("draft"):
+            proposal = self._merged(batch, actions, asked, parts, rolled)
+        return self._finish(batch, proposal, timer)
+
+    def _asked(self, batch: Batch, actions: Sequence[Action]) -> dict[str, list[int]]:
+        """Drafter -> tokens that each row wants of it at most, for the drafters that are asked at all."""
         for action in actions:
             self.check(action)
         self._serve(batch)
-        ks = [0 if row.finish else min(action.k, row.k_limit) for row, action in zip(batch.rows, actions, strict=True)]
-        with timer.phase("draft"):
-            proposal = self._draft(batch, actions, ks)
+        asked: dict[str, list[int]] = {}
+        for b, (row, action) in enumerate(zip(batch.rows, actions, strict=True)):
+            k = 0 if row.finish else min(action.k, row.k_limit)
+            if k and action.drafter is not None:
+                asked.setdefault(action.drafter, [0] * batch.size)[b] = k
+        return asked
+
+    def _finish(self, batch: Batch, proposal: Proposal, timer: PhaseTimer) -> list[RowOutcome]:
         with timer.phase("verify"):
             logits = self._score(batch, proposal)
             verdicts = [
@@ -175,26 +220,37 @@ class Engine:
             drafter.committed(batch)
         return outcomes
 
-    def _draft(self, batch: Batch, actions: Sequence[Action], ks: Sequence[int]) -> Proposal:
-        """Ask each drafter for its rows and lay the proposals side by side."""
-        width = 1 if not any(ks) else max(ks)
+    def _merged(
+        self,
+        batch: Batch,
+        actions: Sequence[Action],
+        asked: Mapping[str, Sequence[int]],
+        parts: Mapping[str, Proposal],
+        rolled: Collection[int],
+    ) -> Proposal:
+        """The drafters' proposals side by side; what the rows of `rolled` drafted is left out."""
+        width = max([1, *(k for ks in asked.values() for k in ks)])
         merged = Proposal(batch.ids.new_zeros(batch.size, width), [0] * batch.size, None, [], [])
         lengths, steps, catch_up = [0] * batch.size, [0] * batch.size, [0] * batch.size
-        for name in dict.fromkeys(a.drafter for a, k in zip(actions, ks, strict=True) if k and a.drafter is not None):
-            own = [k if a.drafter == name else 0 for a, k in zip(actions, ks, strict=True)]
-            part = self.drafters[name].propose(batch, own)
+        discarded = [0] * batch.size
+        for name, own in asked.items():
+            part = parts[name]
             for b in (b for b, k in enumerate(own) if k):
-                n = lengths[b] = part.lengths[b]
+                n = part.lengths[b]
                 if n > own[b]:
                     raise RuntimeError(f"drafter {name!r} proposed {n} tokens where at most {own[b]} were asked for")
-                merged.tokens[b, :n] = part.tokens[b, :n]
                 steps[b], catch_up[b] = (part.steps[b], part.catch_up[b]) if part.steps else (0, 0)
+                if b in rolled:
+                    discarded[b] = n
+                    continue
+                lengths[b] = n
+                merged.tokens[b, :n] = part.tokens[b, :n]
                 if part.q is not None:
                     if merged.q is None:
                         merged.q = part.q.new_zeros(batch.size, width, part.q.shape[2])
                     merged.q[b, :n] = part.q[b, :n]
         one_hot = [a.drafter is not None and not self.drafters[a.drafter].gives_q for a in actions]
-        return Proposal(merged.tokens, lengths, merged.q, steps, catch_up, one_hot)
+        return Proposal(merged.tokens, lengths, merged.q, steps, catch_up, one_hot, discarded)
 
     def _score(self, batch: Batch, proposal: Proposal) -> Tensor:
         """One target forward over [last committed token, drafted tokens] of every row; logits [B, Q, V]."""
@@ -243,6 +299,7 @@ class Engine:
             tokens=tuple(row.tokens[start:]),
             draft_steps=proposal.steps[b],
             catch_up=proposal.catch_up[b],
+            discarded=proposal.discarded[b],
         )
 
     # -- what a decision may look at -------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,10 +14,11 @@ from assc.actions import DEFAULT_K_VALUES, ActionTable
 from assc.batch import Batch
 from assc.core import Action, Mode, Observation, Request, RoundRecord
 from assc.costs import CostModel
-from assc.drafters.base import Confidence
+from assc.drafters.base import Confidence, codes_of
 from assc.drafters.model import confidence
-from assc.engine import Engine
+from assc.engine import Engine, RowOutcome, Steps
 from assc.errors import RequestError
+from assc.steps import STEP_FIELDS, Decision, StepObservation, observe_step
 from assc.timing import Clock, PhaseTimer
 
 if TYPE_CHECKING:
@@ -25,6 +27,26 @@ if TYPE_CHECKING:
 TimeSource = Literal["measured", "modelled"]
 _DRAFT = frozenset({"draft_entropy", "draft_top1", "draft_margin"})
 _TARGET = frozenset({"target_entropy", "target_top1"})
+
+
+_STEP = frozenset(STEP_FIELDS)
+
+
+@dataclass
+class _Round:
+    """A round under way: where it began, and in a round token by token how far it is."""
+
+    action: Action
+    position: int
+    length: int
+    drafts: bool
+    """whether the budget lets it draft at all"""
+    peek: tuple[str, int, int] | None
+    """drafter, forwards and tokens caught up of the peek before it"""
+    decision: Observation | None = None
+    steps: Steps | None = None
+    shown: StepObservation | None = None
+    outcome: RowOutcome | None = None
 
 
 class LiveBackend:
@@ -67,6 +89,8 @@ class LiveBackend:
         self._needs: frozenset[str] = frozenset()
         self._observing = 0.0
         self._target_confidence: Confidence | None = None
+        self._decision: Observation | None = None
+        self._round: _Round | None = None
         self.prefill_seconds = 0.0
 
     @classmethod
@@ -150,6 +174,7 @@ class LiveBackend:
         self._peeked = {}
         self._observing = 0.0
         self._target_confidence = None
+        self._decision = self._round = None
         self._timer.read()
 
     def observe(self, needs: frozenset[str] = frozenset()) -> Observation:
@@ -157,6 +182,8 @@ class LiveBackend:
         batch, engine = self.batch, self.engine
         if self.done:
             raise RuntimeError("the request has ended; call reset(request)")
+        if self._round is not None:
+            raise RuntimeError("a round is open; call close_round() first")
         row = batch.rows[0]
         self._needs = needs
         if needs & _DRAFT and not self._peeked:
@@ -179,6 +206,7 @@ class LiveBackend:
             draft_margin=draft.margin if draft else None,
             ngram_match=engine.match_length(batch, 0) if "ngram_match" in needs else None,
         )
+        self._decision = observation
         self._observing += self._clock() - start
         return observation
 
@@ -191,33 +219,109 @@ class LiveBackend:
         return self._target_confidence
 
     def step(self, action: Action, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
-        batch = self.batch
+        round_ = self._begin_round(action)
+        start = self._clock()
+        with self._whole_or_over():
+            outcome = self.engine.round(self.batch, [action], self._timer)[0]
+        return self._close(round_, action, outcome, start, policy_seconds, reasons)
+
+    # -- token by token ------------------------------------------------------------------------------------------
+
+    def check_steps(self, needs: frozenset[str]) -> None:
+        """Live drafters tell what they know, and None where they know nothing."""
+
+    def open_round(self, action: Action) -> StepObservation | None:
+        """Begin a round and draft its first token; None where nothing is drafted."""
+        decision = self._decision if self._decision is not None else self.observe()
+        self._round = self._begin_round(action)
+        self._round.decision = decision
+        self._round.steps = self.engine.steps(self.batch, [action], self._timer)
+        return self._advance(None)
+
+    def decide(self, decision: Decision) -> StepObservation | None:
+        """What to do after the token shown last; the next one, or None when drafting is over."""
+        if self._round is None or self._round.shown is None or self._round.outcome is not None:
+            raise RuntimeError("no drafted token waits for a decision; call open_round(action)")
+        return self._advance(Decision(decision))
+
+    def close_round(self, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
+        """The record of the round that `open_round` began. Raises `RuntimeError` while a token waits for a decision."""
+        round_ = self._round
+        if round_ is None or round_.outcome is None:
+            raise RuntimeError("no round is open, or a drafted token waits for its decision")
+        self._round, shown, action = None, round_.shown, round_.action
+        if shown is not None:
+            action = Action(shown.drafter, shown.drafted)
+        return self._close(round_, action, round_.outcome, self._clock(), policy_seconds, reasons)
+
+    def _advance(self, decision: Decision | None) -> StepObservation | None:
+        round_, start = self._round, self._clock()
+        assert round_ is not None and round_.steps is not None and round_.decision is not None
+        step: StepObservation | None = None
+        with self._whole_or_over():
+            try:
+                seen = next(round_.steps) if decision is None else round_.steps.send({0: decision})
+            except StopIteration as done:
+                round_.outcome = done.value[0]
+        if round_.outcome is None:
+            before, action = round_.shown, round_.action
+            assert action.drafter is not None
+            told = seen[0] if self._needs & _STEP else None
+            step = round_.shown = observe_step(
+                round_.decision,
+                action.drafter,
+                min(action.k, self.batch.rows[0].k_limit),
+                1 if before is None else before.drafted + 1,
+                None if told is None else codes_of(told),
+                before,
+            )
+        self._observing += self._clock() - start
+        return step
+
+    # -- what both share -----------------------------------------------------------------------------------------
+
+    def _begin_round(self, action: Action) -> _Round:
         if self.done:
             raise RuntimeError("the request has ended; call reset(request)")
+        if self._round is not None:
+            raise RuntimeError("a round is open; call close_round() first")
         self.engine.check(action)
-        row = batch.rows[0]
-        position, length = row.new_tokens, row.length
-        asked = min(action.k, row.k_limit) > 0
+        row = self.batch.rows[0]
         peeker = self.engine.peeker if self._peeked else None
         peek = (peeker.name, *peeker.work(0)) if peeker is not None else None
-        start = self._clock()
+        return _Round(action, row.new_tokens, row.length, min(action.k, row.k_limit) > 0, peek)
+
+    @contextmanager
+    def _whole_or_over(self) -> Iterator[None]:
         try:
-            outcome = self.engine.round(batch, [action], self._timer)[0]
+            yield
         except BaseException:
             self._batch = None  # half a round cannot be counted or taken back: the request is over
             raise
+
+    def _close(
+        self,
+        round_: _Round,
+        action: Action,
+        outcome: RowOutcome,
+        start: float,
+        policy_seconds: float,
+        reasons: tuple[str, ...],
+    ) -> RoundRecord:
+        """The record of a round that was played; `start` is when the part of it began that is not yet counted."""
+        batch, row = self.batch, self.batch.rows[0]
         phases = self._timer.read()
         self._target_confidence = None
         target = self._confidence_of_target() if self._needs & _TARGET else None
         wall = self._observing + self._timer.now() - start + policy_seconds
         draft, verify = phases.get("draft", 0.0), phases.get("verify", 0.0)
-        drafter = action.drafter if asked else None
+        drafter = action.drafter if round_.drafts else None
         work = [(drafter, outcome.draft_steps, outcome.catch_up)] if drafter is not None else []
-        if peek is not None and drafter != peek[0]:
-            work.append(peek)  # the round made no use of the peek, which is paid all the same
+        if round_.peek is not None and drafter != round_.peek[0]:
+            work.append(round_.peek)  # the round made no use of the peek, which is paid all the same
         record = RoundRecord(
             index=len(self._past),
-            position=position,
+            position=round_.position,
             action=action,
             drafted=outcome.drafted,
             accepted=outcome.accepted,
@@ -228,6 +332,7 @@ class LiveBackend:
             verify_seconds=verify,
             policy_seconds=policy_seconds,
             other_seconds=max(0.0, wall - draft - verify - policy_seconds),
+            discarded=outcome.discarded,
             peeked=bool(self._peeked),
             catch_up=sum(caught for _, _, caught in work),
             draft_steps=sum(steps for _, steps, _ in work),
@@ -238,9 +343,10 @@ class LiveBackend:
         )
         if self.time_source == "modelled" and self.cost_model is not None:
             costs = self.cost_model
-            kv = costs.kv(length, batch.kv.length)
+            kv = costs.kv(round_.length, batch.kv.length)
             record = costs.price(record, kv, sum((costs.draft(*w) for w in work), 0.0))
         self._past.append(record)
         self._peeked = {}
         self._observing = 0.0
+        self._decision = None
         return record

@@ -17,6 +17,7 @@ from assc.core import Action, Observation, Request, RoundRecord
 from assc.costs import CostModel
 from assc.positions import PositionBackend
 from assc.roofline import profile_costs
+from assc.steps import Decision, StepObservation
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,20 @@ class LoadedBackend:
     def step(self, action: Action, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
         self._apply(self.backend.position)
         return self.backend.step(action, policy_seconds=policy_seconds, reasons=reasons)
+
+    def check_steps(self, needs: frozenset[str]) -> None:
+        """`TraceError` for step fields that the trace does not hold."""
+        self.backend.check_steps(needs)
+
+    def open_round(self, action: Action) -> StepObservation | None:
+        self._apply(self.backend.position)
+        return self.backend.open_round(action)
+
+    def decide(self, decision: Decision) -> StepObservation | None:
+        return self.backend.decide(decision)
+
+    def close_round(self, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
+        return self.backend.close_round(policy_seconds=policy_seconds, reasons=reasons)
 
 
 def scaled(costs: CostModel, rows: int, *, verify: float = 0.02) -> Load:

@@ -6,18 +6,36 @@ request ends. Seconds always come from a `CostModel`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from assc.core import Action, FinishReason, Mode, Observation, Request, RoundRecord
 from assc.costs import CostModel
-from assc.errors import RequestError
+from assc.errors import RequestError, TraceError
+from assc.steps import STEP_COLUMNS, STEP_FIELDS, Codes, Decision, StepObservation, observe_step
 from assc.trace import CONFIDENCE, FINISHES, Header, Trace
 from assc.trace_rules import budget_of, kv_slots, peek_drafter, replay_table, trace_cost_ratio
 
 _DRAFT = frozenset({"draft_entropy", "draft_top1", "draft_margin"})
 _TARGET = frozenset({"target_entropy", "target_top1"})
+_STEP = frozenset(STEP_FIELDS)
+
+
+@dataclass
+class _Round:
+    """A round token by token: what it may draft, and how far it is."""
+
+    action: Action
+    decision: Observation
+    most: int
+    """tokens that the drafter will propose at most"""
+    shown: StepObservation | None = None
+    verdict: Decision | None = None
+    """how drafting ended; None while it goes on"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,8 @@ class Text:
     avail: dict[str, list[int]]
     peek: tuple[list[float], ...]
     """entropy, top-1 and margin of the drafter that a peek asks"""
+    steps: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    """drafter -> codes [T, S, 4] of its first S draft steps from each position (`assc.steps.Codes`)"""
 
     @classmethod
     def of(cls, trace: Trace, row: int) -> Text:
@@ -48,6 +68,11 @@ class Text:
             acc={d: c[f"acc/{d}"][part].tolist() for d in trace.drafters},
             avail={d: c[f"avail/{d}"][part].tolist() for d in trace.drafters},
             peek=tuple(c[f"{name}/{peeker}"][part].tolist() for name in CONFIDENCE) if peeker is not None else (),
+            steps={
+                d.name: np.stack([c[f"step_{name}/{d.name}"][part] for name in STEP_COLUMNS], axis=-1)
+                for d in trace.header.drafters
+                if d.steps
+            },
         )
 
 
@@ -76,6 +101,8 @@ class PositionBackend:
         self._request: Request | None = None
         self._finish: FinishReason | None = None
         self._position = 0
+        self._decision: Observation | None = None
+        self._round: _Round | None = None
 
     def use_costs(self, costs: CostModel, occupancy: float = 1.0) -> None:
         """Price the coming rounds with `costs`, and tell policies this share of the batch that decodes."""
@@ -141,6 +168,7 @@ class PositionBackend:
         self._needs: frozenset[str] = frozenset()
         self._peeked: int | None = None
         """tokens that this round's peek caught up, None without a peek"""
+        self._decision = self._round = None
 
     @property
     def done(self) -> bool:
@@ -149,8 +177,7 @@ class PositionBackend:
         return self._finish is not None
 
     def observe(self, needs: frozenset[str] = frozenset()) -> Observation:
-        if self.done:
-            raise RuntimeError("the request has ended; call reset(request)")
+        self._idle()
         text, n = self._text, self._position
         assert text is not None
         self._needs = needs
@@ -161,7 +188,7 @@ class PositionBackend:
             self._fed[self._peeker] = length
         peeked = self._peeked is not None
         target = n > 0 and not _TARGET.isdisjoint(needs)
-        return Observation(
+        self._decision = Observation(
             n,
             self._prompt,
             remaining,
@@ -177,27 +204,109 @@ class PositionBackend:
             text.peek[2][n] if peeked else None,
             text.match[n] if self._matches and "ngram_match" in needs else None,
         )
+        return self._decision
 
-    def step(self, action: Action, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
+    def _idle(self) -> None:
+        """`RuntimeError` unless a request is under way and no round is open."""
         if self.done:
             raise RuntimeError("the request has ended; call reset(request)")
-        text, n, costs = self._text, self._position, self.cost_model
+        if self._round is not None:
+            raise RuntimeError("a round is open; call close_round() first")
+
+    def step(self, action: Action, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
+        self._idle()
+        return self._play(action, reasons)
+
+    # -- token by token ------------------------------------------------------------------------------------------
+
+    def check_steps(self, needs: frozenset[str]) -> None:
+        """`TraceError` where step fields are asked for that a drafter with confidences lacks here."""
+        missing = [d.name for d in self.header.drafters if d.confidence and not d.steps]
+        if missing and needs & _STEP:
+            raise TraceError(
+                f"the policy reads {', '.join(sorted(needs & _STEP))}, but this recording has no confidences per draft "
+                f"step of {missing[0]!r}; record it again with this version (python -m assc record), without --steps 0"
+            )
+
+    def open_round(self, action: Action) -> StepObservation | None:
+        """Begin a round and draft its first token; None where nothing is drafted."""
+        self._idle()
+        decision = self._decision if self._decision is not None else self.observe()
+        self._refuse(action)
+        most, name, text = min(action.k, self._budget - self._position - 1), action.drafter, self._text
         assert text is not None
+        if name is None or most <= 0:
+            most = 0
+        else:
+            most = min(most, text.avail[name][self._position])
+            if name in text.steps and self._needs & _STEP:
+                most = min(most, text.steps[name].shape[1])  # a trace that keeps fewer steps than K_max ends there
+        self._round = _Round(action, decision, most)
+        return self._next_step()
+
+    def decide(self, decision: Decision) -> StepObservation | None:
+        """What to do after the token shown last; the next one, or None when drafting is over."""
+        if self._round is None or self._round.shown is None or self._round.verdict is not None:
+            raise RuntimeError("no drafted token waits for a decision; call open_round(action)")
+        if Decision(decision) is not Decision.CONTINUE:
+            self._round.verdict = Decision(decision)
+            return None
+        return self._next_step()
+
+    def _next_step(self) -> StepObservation | None:
+        round_, text = self._round, self._text
+        assert round_ is not None and text is not None
+        before, name = round_.shown, round_.action.drafter
+        made = 0 if before is None else before.drafted
+        if made >= round_.most or name is None:
+            round_.verdict = Decision.VERIFY
+            return None
+        codes: Codes | None = None
+        if name in text.steps and self._needs & _STEP:
+            codes = Codes(*text.steps[name][self._position, made].tolist())
+        planned = min(round_.action.k, self._budget - self._position - 1)
+        round_.shown = observe_step(round_.decision, name, planned, made + 1, codes, before)
+        return round_.shown
+
+    def close_round(self, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
+        """The record of the round that `open_round` began. Raises `RuntimeError` while a token waits for a decision."""
+        round_ = self._round
+        if round_ is None or round_.verdict is None:
+            raise RuntimeError("no round is open, or a drafted token waits for its decision")
+        self._round = None
+        if round_.shown is None:
+            return self._play(round_.action, reasons)
+        action = Action(round_.shown.drafter, round_.shown.drafted)
+        return self._play(action, reasons, discard=round_.verdict is Decision.ROLLBACK)
+
+    # -- what both share -----------------------------------------------------------------------------------------
+
+    def _refuse(self, action: Action) -> None:
+        assert self._text is not None
         if action.k > self.k_max:
             raise RequestError(f"K={action.k} is above K_max={self.k_max} of this trace")
-        if action.drafter is not None and action.drafter not in text.acc:
-            raise RequestError(f"unknown drafter {action.drafter!r}; this trace has {', '.join(text.acc)}")
+        if action.drafter is not None and action.drafter not in self._text.acc:
+            raise RequestError(f"unknown drafter {action.drafter!r}; this trace has {', '.join(self._text.acc)}")
+
+    def _play(self, action: Action, reasons: tuple[str, ...], *, discard: bool = False) -> RoundRecord:
+        """Play a round whose draft is verified, or with `discard` paid for and thrown away."""
+        self._refuse(action)
+        text, n, costs = self._text, self._position, self.cost_model
+        assert text is not None
         length = self._prompt + n
-        drafted = accepted = steps = catch_up = 0
+        drafted = accepted = discarded = steps = catch_up = 0
         draft = 0.0
         k, name, peeked = min(action.k, self._budget - n - 1), action.drafter, self._peeked
         if peeked is not None and self._peeker is not None and (k <= 0 or name != self._peeker):
             steps, catch_up = 1, peeked  # a peek whose drafter is not used is paid for all the same
             draft = costs.draft(self._peeker, 1, peeked)
         if k > 0 and name is not None:
-            drafted = min(k, text.avail[name][n])
-            accepted = min(drafted, text.acc[name][n])
-            own_steps, own_catch_up = self._work(name, drafted, accepted, length)
+            made = min(k, text.avail[name][n])
+            if discard:
+                discarded = made
+            else:
+                drafted, accepted = made, min(made, text.acc[name][n])
+            own_steps, own_catch_up = self._work(name, made, accepted, length)
             draft += costs.draft(name, own_steps, own_catch_up)
             steps, catch_up = steps + own_steps, catch_up + own_catch_up
         emitted = min(accepted + 1, len(text.tokens) - n)
@@ -221,7 +330,7 @@ class PositionBackend:
             verify,
             0.0,
             costs.overhead,
-            0,
+            discarded,
             peeked is not None,
             catch_up,
             steps,
@@ -230,7 +339,7 @@ class PositionBackend:
             text.top1[n - 1] if target else None,
             reasons,
         )
-        self._position, self._peeked = n, None
+        self._position, self._peeked, self._decision = n, None, None
         self._past.append(record)
         return record
 

@@ -18,7 +18,7 @@ from assc.cli import parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
-from assc.recorder import KnownText, decode_together, drafter_info, record_request
+from assc.recorder import STARTS, KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
 from assc.trace_io import read_trace, write_trace
@@ -64,6 +64,10 @@ class Config:
     """trace whose texts are read again instead of decoded: the same recording with other drafters, much faster"""
     together: int = 1
     """requests whose texts are decoded side by side, several times faster; in half precision see docs/traces.md"""
+    steps: int | None = None
+    """draft steps from each position whose confidences are kept for step policies; default: K_max, 0: none"""
+    starts: int = STARTS
+    """positions of a text at which a drafter is asked side by side; in half precision see docs/traces.md"""
     resume: bool = False
     """go on where an earlier run in `out` stopped"""
     device: str = "auto"
@@ -84,8 +88,9 @@ def fingerprint(model: Any) -> str:
     return sha.hexdigest()[:16]
 
 
-def header_of(engine: Engine, *, mode: Mode, max_new_tokens: int, **fields: Any) -> Header:
-    """The header that describes recordings of this engine."""
+def header_of(engine: Engine, *, mode: Mode, max_new_tokens: int, steps: int | None = None, **fields: Any) -> Header:
+    """The header that describes recordings of this engine with confidences of `steps` draft steps (None: K_max)."""
+    kept = engine.k_max if steps is None else steps
     models = {"target": fingerprint(engine.target.model)}
     for name, drafter in engine.drafters.items():
         weights = getattr(getattr(drafter, "runner", None), "model", getattr(drafter, "net", None))
@@ -94,7 +99,7 @@ def header_of(engine: Engine, *, mode: Mode, max_new_tokens: int, **fields: Any)
     return Header(
         mode=mode,
         k_max=engine.k_max,
-        drafters=tuple(drafter_info(d) for d in engine.drafters.values()),
+        drafters=tuple(drafter_info(d, kept) for d in engine.drafters.values()),
         models=models,
         dtype=str(engine.target.dtype).removeprefix("torch."),
         device=str(engine.device),
@@ -156,6 +161,11 @@ def _check(config: Config) -> None:
         raise RequestError("--max-new-tokens, --k-max, --shard and --together are 1 or more, --requests is 0 or more")
     if config.k_max > 100:
         raise RequestError(f"--k-max is {config.k_max}, allowed is at most 100")
+    if config.starts < 1 or not 0 <= (config.steps or 0) <= config.k_max:
+        raise RequestError(
+            f"--starts is 1 or more and --steps 0 to K_max, which is {config.k_max}; got {config.starts} and "
+            f"{config.steps}"
+        )
     if sorted(config.out.glob("shard-*.npz")) and not config.resume:
         raise TraceError(f"{config.out} holds shards of an earlier run; add --resume or choose another folder")
 
@@ -191,8 +201,9 @@ class Texts:
 
 
 def _record_shard(
-    engine: Engine, header: Header, jobs: Sequence[tuple[Request, str]], texts: Texts | None, together: int, bar: Any
+    engine: Engine, header: Header, jobs: Sequence[tuple[Request, str]], texts: Texts | None, config: Config, bar: Any
 ) -> Trace:
+    together = config.together
     known: Sequence[KnownText | None] = [None] * len(jobs)
     if texts is not None:
         known = [texts.of(request) for request, _ in jobs]
@@ -200,7 +211,7 @@ def _record_shard(
         known = decode_together(engine, [request for request, _ in jobs], together)
     recorded: list[Recorded] = []
     for (request, split), text in zip(jobs, known, strict=True):
-        columns, mismatches = record_request(engine, request, text)
+        columns, mismatches = record_request(engine, request, text, steps=config.steps, starts=config.starts)
         recorded.append((request, split, columns, mismatches))
         bar.update(len(columns["tokens"]))
     return build_trace(header, recorded)
@@ -235,6 +246,7 @@ def record(config: Config) -> Path:
         engine,
         mode=config.mode,
         max_new_tokens=config.max_new_tokens,
+        steps=config.steps,
         pair=pair.name,
         seed=config.seed,
         workload=config.workload if config.workload == "mixed" else Path(config.workload).name,
@@ -255,7 +267,7 @@ def record(config: Config) -> Path:
                 header = replace(header, created=part.header.created)
                 bar.update(part.positions)
             else:
-                part = _record_shard(engine, header, jobs, texts, config.together, bar)
+                part = _record_shard(engine, header, jobs, texts, config, bar)
                 write_trace(part, path)
             parts.append(part)
     trace = concatenate(parts, str(config.out))

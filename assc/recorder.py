@@ -7,10 +7,13 @@ is known from an earlier recording and read again). What the drafters would prop
 - an independent draft model sees the true prefix until its first mismatch, so one teacher-forced pass gives one
   agreement bit per position, and the accepted length at a start is the run of agreements from there;
 - any other drafter is asked itself at every position, in a walk over the decoded text.
+
+The confidences per draft step (docs/step-policies.md) come from a second walk, several positions side by side.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +24,14 @@ from numpy.typing import NDArray
 
 from assc.batch import Batch, Row
 from assc.core import ROLLBACK, Action, Request
-from assc.drafters.base import Confidence, Drafter
+from assc.drafters.base import Confidence, Drafter, codes_of
 from assc.drafters.model import ModelDrafter, confidence
 from assc.drafters.ngram import NgramDrafter, NgramIndex
 from assc.engine import Engine
 from assc.errors import RequestError
 from assc.kv import bucket_length
 from assc.sampling import LogitsChain, widen
+from assc.steps import STEP_COLUMNS
 from assc.timing import PhaseTimer
 from assc.trace import CONFIDENCE, FINISHES, DrafterInfo, runs
 
@@ -36,15 +40,18 @@ BLOCK = 16
 columns they did not, on the CPU measured)"""
 PROBES = (1, 4)
 """tokens that a walked drafter is asked for first: each more only where all of the fewer agree, then K_max"""
+STARTS = 16
+"""positions of a text at which a drafter drafts side by side to tell its confidences"""
 
 Row_ = dict[str, Any]
 """the columns of one request: scalars, and arrays [T] (T tokens of text)"""
 
 
-def drafter_info(drafter: Drafter) -> DrafterInfo:
-    """What a trace says about a drafter."""
+def drafter_info(drafter: Drafter, steps: int) -> DrafterInfo:
+    """What a trace says about a drafter of which the confidences of `steps` draft steps are kept, if it tells them."""
     source = f"max_n={drafter.max_n},min_n={drafter.min_n}" if isinstance(drafter, NgramDrafter) else ""
-    return DrafterInfo(drafter.name, drafter.kind, drafter.keeps, drafter.has_confidence, source)
+    kept = steps if drafter.has_step_confidence else 0
+    return DrafterInfo(drafter.name, drafter.kind, drafter.keeps, drafter.has_confidence, source, kept)
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,19 @@ class KnownText:
     finish: int
 
 
-def record_request(engine: Engine, request: Request, known: KnownText | None = None) -> tuple[Row_, int]:
+def record_request(
+    engine: Engine,
+    request: Request,
+    known: KnownText | None = None,
+    *,
+    steps: int | None = None,
+    starts: int = STARTS,
+) -> tuple[Row_, int]:
     """All columns of one request, and at how many positions the teacher-forced pass chose another token.
 
     A text that is `known` is read instead of decoded, in a fraction of the time: it does not depend on the drafters.
+    Confidences are kept of the first `steps` draft steps from each position (None: K_max, 0: none), drafted at `starts`
+    positions side by side.
     Raises `RequestError` for a request that cannot be decoded, and in mode rejection, whose text depends on K.
     """
     if request.sampling.get("mode") == "rejection":
@@ -81,9 +97,12 @@ def record_request(engine: Engine, request: Request, known: KnownText | None = N
         target, mismatches = _teacher_forced_target(engine, batch, text)
     columns: Row_ = {"tokens": np.array(text, np.int32), "finish": finish, **target}
     columns["match"] = np.full(len(text), -1, np.int8)
+    steps = engine.k_max if steps is None else steps
     for drafter in walked:
         columns |= _walk(engine, batch, drafter, text)
     for drafter in engine.drafters.values():
+        if steps and drafter.has_step_confidence:
+            columns |= _walk_steps(engine, batch, drafter, text, steps, starts)
         if type(drafter) is NgramDrafter:
             columns |= _ngram(drafter, request.prompt_ids, text, engine.k_max, columns["match"])
         elif type(drafter) is ModelDrafter:
@@ -168,6 +187,51 @@ def _asked(drafter: Drafter, batch: Batch, k: int) -> list[int]:
     proposal = drafter.propose(batch, [k])
     tokens: list[int] = proposal.tokens[0, : proposal.lengths[0]].tolist()
     return tokens
+
+
+@torch.inference_mode()
+def _walk_steps(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[int], steps: int, starts: int) -> Row_:
+    """The confidences of the first `steps` tokens that a drafter drafts at every position of the text.
+
+    What it thinks of tokens behind its first mismatch depends on its own tokens, so it drafts all of them everywhere:
+    at `starts` positions side by side, which are the rows of one batch over the buffers of `batch`.
+    """
+    row, name = batch.rows[0], drafter.name
+    known, start, end = [*row.request.prompt_ids, *text], row.prompt_length, row.prompt_length + len(text)
+    starts = min(starts, len(text))
+    wide = Batch([copy.copy(row) for _ in range(starts)], batch.kv, batch.ids.expand(starts, -1), batch.device)
+    if batch.hidden is not None:
+        wide.hidden = batch.hidden.expand(starts, -1, -1)
+    codes = np.zeros((len(STEP_COLUMNS), len(text), steps), np.uint8)
+    for first in range(start, end, starts):
+        places = [min(first + b, end - 1) for b in range(starts)]
+        for at, own in zip(places, wide.rows, strict=True):
+            own.tokens = known[:at]
+        if first == start:
+            drafter.begin(wide)
+        # the buffers hold no more than the budget, and no round could use it
+        told = _told(drafter, wide, [min(steps, start + row.budget - at) for at in places])
+        for at, seen in zip(places, told, strict=True):
+            for j, confidence_ in enumerate(seen):
+                codes[:, at - start, j] = codes_of(confidence_)
+        # nothing was committed: what was drafted is forgotten, and the next places are read from the text
+        drafter.committed(wide)
+    return {f"step_{c}/{name}": codes[i] for i, c in enumerate(STEP_COLUMNS)}
+
+
+def _told(drafter: Drafter, batch: Batch, ks: Sequence[int]) -> list[list[Confidence]]:
+    """Per row the confidences that the drafter tells of the tokens of its whole proposal."""
+    told: list[list[Confidence]] = [[] for _ in ks]
+    drafting = drafter.propose_steps(batch, ks)
+    try:
+        shown = next(drafting)
+        while True:
+            for b, seen in shown.items():
+                if seen is not None:
+                    told[b].append(seen)
+            shown = drafting.send(())
+    except StopIteration:
+        return told
 
 
 def _agreeing(proposal: Sequence[int], text: Sequence[int]) -> int:

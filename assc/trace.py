@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 
 from assc.core import FinishReason, Mode, Request
 from assc.errors import TraceError
+from assc.steps import STEP_COLUMNS
 
-SCHEMA = 1
-"""raised whenever a column or a header field changes its meaning; other versions are refused"""
+SCHEMA = 2
+"""raised whenever a column or a header field is added or changes its meaning"""
+READS = (1, SCHEMA)
+"""versions that can be read; 1 has no confidences per draft step. Others are refused"""
 
 FINISHES: tuple[FinishReason, ...] = ("eos", "stop", "criteria", "length", "context")
 
@@ -37,6 +40,8 @@ class DrafterInfo:
     """whether entropy, top-1 and margin of its next-position distribution were recorded"""
     source: str = ""
     """revision or parameters"""
+    steps: int = 0
+    """draft steps from each start whose confidences were recorded (docs/step-policies.md)"""
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,9 @@ class Header:
     def from_json(cls, data: Mapping[str, Any], name: str) -> Header:
         """`TraceError` for another schema version or missing and unknown fields; `name` is the file's."""
         schema = data.get("schema")
-        if schema != SCHEMA:
-            raise TraceError(f"{name} is a trace of schema {schema!r}, this program reads schema {SCHEMA}")
+        if schema not in READS:
+            known = " and ".join(map(str, READS))
+            raise TraceError(f"{name} is a trace of schema {schema!r}, this program reads schema {known}")
         try:
             drafters = tuple(DrafterInfo(**d) for d in data["drafters"])
             fields = {**data, "drafters": drafters, "temperatures": tuple(data["temperatures"])}
@@ -112,6 +118,11 @@ def drafter_columns(drafters: Sequence[DrafterInfo]) -> dict[str, str]:
         columns |= {f"acc/{d.name}": "i", f"avail/{d.name}": "i"}
         columns |= {f"{c}/{d.name}": "f" for c in CONFIDENCE if d.confidence}
     return columns
+
+
+def step_columns(drafters: Sequence[DrafterInfo]) -> dict[str, int]:
+    """Columns of codes [N, steps] (uint8, `assc.steps.Codes`) per start position and draft step, and their width."""
+    return {f"step_{c}/{d.name}": d.steps for d in drafters if d.steps for c in STEP_COLUMNS}
 
 
 class Trace:
@@ -200,7 +211,8 @@ class Trace:
         return Trace(self.header, picked, self.name)
 
     def _position_names(self) -> list[str]:
-        return [*POSITION_COLUMNS, *drafter_columns(self.header.drafters)]
+        drafters = self.header.drafters
+        return [*POSITION_COLUMNS, *drafter_columns(drafters), *step_columns(drafters)]
 
 
 def _check(trace: Trace) -> None:
@@ -222,6 +234,11 @@ def _check(trace: Trace) -> None:
     for column, size in sizes.items():
         if len(c[column]) != size:
             raise TraceError(f"{name} has {len(c[column])} entries in the column {column!r} instead of {size}")
+    for column, steps in step_columns(header.drafters).items():
+        if column not in c:
+            raise TraceError(f"{name} lacks the column {column!r}")
+        if c[column].dtype != np.uint8 or c[column].shape != (len(c["tokens"]), steps) or steps > header.k_max:
+            raise TraceError(f"{name} has a column {column!r} of the wrong kind or shape {c[column].shape}")
     left = np.repeat(c["offsets"][1:], np.diff(c["offsets"])) - np.arange(len(c["tokens"]))
     for drafter in header.drafters:
         acc, avail = c[f"acc/{drafter.name}"], c[f"avail/{drafter.name}"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from assc.core import Request
 from assc.errors import TraceError
-from assc.trace import POSITION_COLUMNS, Header, Trace, drafter_columns
+from assc.trace import POSITION_COLUMNS, Header, Trace, drafter_columns, step_columns
 
 Recorded = tuple[Request, str, Mapping[str, Any], int]
 """request, split, columns [T] of the request, mismatches of the teacher-forced pass"""
@@ -32,7 +32,7 @@ def build_trace(header: Header, recorded: Sequence[Recorded]) -> Trace:
         "prompt_offsets": np.cumsum([0, *(len(r.prompt_ids) for r in requests)], dtype=np.int64),
         "offsets": np.cumsum([0, *(len(r[2]["tokens"]) for r in recorded)], dtype=np.int64),
     }
-    for name in [*POSITION_COLUMNS, *drafter_columns(header.drafters)]:
+    for name in [*POSITION_COLUMNS, *drafter_columns(header.drafters), *step_columns(header.drafters)]:
         columns[name] = np.concatenate([r[2][name] for r in recorded])
     temperatures = tuple(sorted({r.temperature for r in requests}))
     mismatches = sum(r[3] for r in recorded)

@@ -72,6 +72,7 @@ def describe(trace: Trace) -> str:
         f"recorded {h.created or '?'} by version {h.code or '?'}; models: "
         + (", ".join(f"{role} {mark}" for role, mark in sorted(h.models.items())) or "?"),
         f"teacher-forced pass disagreed at {h.recheck_mismatches} positions",
+        "confidences of draft steps: " + (", ".join(f"{d.name} {d.steps}" for d in h.drafters if d.steps) or "none"),
         "ends: " + ", ".join(f"{name} {n}" for i, name in enumerate(FINISHES) if (n := int((c["finish"] == i).sum()))),
         "splits: " + ", ".join(f"{s} {int((c['split'] == s).sum())}" for s in sorted(set(c["split"].tolist()))),
     ]

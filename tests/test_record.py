@@ -163,6 +163,27 @@ def test_known_texts_are_read_again(
     assert all((a.columns[n] == b.columns[n]).all() for n in a.columns)
 
 
+def test_confidences_per_draft_step_are_an_option(workload: Path, tmp_path: Path, capsys: Capture) -> None:
+    """By default all K_max steps, with `--steps` fewer or none; nothing else in the trace depends on it."""
+    outs = [tmp_path / "all", tmp_path / "few", tmp_path / "none"]
+    for out, more in zip(outs, ((), ("--steps", "5", "--starts", "3"), ("--steps", "0")), strict=True):
+        assert main(words(workload, out, "--k-max", "8", "--requests", "2", *more)) == 0
+    whole, few, none = (read_trace(out / "trace.npz") for out in outs)
+    assert [t.header.drafters[0].steps for t in (whole, few, none)] == [8, 5, 0]
+    assert [d.steps for d in whole.header.drafters if d.kind == "ngram"] == [0]
+    for name, column in whole.columns.items():
+        if name.startswith("step_"):
+            assert column.shape == (whole.positions, 8) and column.dtype == np.uint8
+            assert (few.columns[name] == column[:, :5]).all() and name not in none.columns
+        else:
+            assert (few.columns[name] == column).all() and (none.columns[name] == column).all()
+    capsys.readouterr()
+    assert main(["trace", "info", str(outs[0] / "trace.npz")]) == 0
+    assert "confidences of draft steps: model 8" in capsys.readouterr().out
+    assert main(["trace", "info", str(outs[2] / "trace.npz")]) == 0
+    assert "confidences of draft steps: none" in capsys.readouterr().out
+
+
 def test_texts_decoded_together_are_those_decoded_alone(workload: Path, tmp_path: Path) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     assert main(words(workload, one)) == 0
@@ -198,6 +219,9 @@ def test_killed_at_any_time_it_goes_on(workload: Path, tmp_path: Path) -> None:
         ("--temperatures", "1", "1"),
         ("--k-max", "0"),
         ("--together", "0"),
+        ("--steps", "17"),
+        ("--steps", "-1"),
+        ("--starts", "0"),
         ("--k-max", "200"),
         ("--max-new-tokens", "5000"),
         ("--workload", "nowhere.jsonl"),

@@ -6,6 +6,7 @@ import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from assc.__main__ import main
 from assc.errors import TraceError
 from assc.trace import SCHEMA, Trace
 from assc.trace_build import concatenate
-from assc.trace_io import HEADER, read_trace, write_trace
+from assc.trace_io import HEADER, _mark, read_trace, write_trace
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -97,6 +98,41 @@ def test_other_versions_are_refused(tmp_path: Path, schema: int | None, words: s
     (path / HEADER).write_text(json.dumps(head))
     with pytest.raises(TraceError, match=words):
         read_trace(path)
+
+
+def test_the_version_before_is_read(tmp_path: Path) -> None:
+    """Schema 1: no confidences per draft step, and no `steps` in the header."""
+    path, trace = tmp_path / "folder", tiny_trace()
+    columns = {n: c for n, c in trace.columns.items() if not n.startswith("step_")}
+    assert len(columns) == len(trace.columns) - 4
+    drafters = tuple(replace(d, steps=0) for d in trace.header.drafters)
+    write_trace(Trace(replace(trace.header, drafters=drafters, schema=1), columns), path)
+    head = json.loads((path / HEADER).read_text())
+    for drafter in head["header"]["drafters"]:
+        del drafter["steps"]
+    head["header_sha256"] = _mark(head["header"])
+    (path / HEADER).write_text(json.dumps(head))
+    old = read_trace(path)
+    assert old.header.schema == 1 and [d.steps for d in old.header.drafters] == [0, 0]
+    assert all((old.columns[n] == c).all() for n, c in columns.items())
+    write_trace(old, tmp_path / "old.npz")
+    assert read_trace(tmp_path / "old.npz").header == old.header
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.pop("step_prob/model"), "lacks the column 'step_prob/model'"),
+        (lambda c: c.update({"step_top1/model": c["step_top1/model"][:, :3]}), "wrong kind or shape"),
+        (lambda c: c.update({"step_top1/model": c["step_top1/model"].astype(np.int64)}), "wrong kind or shape"),
+    ],
+)
+def test_codes_of_another_shape_are_refused(change: Any, words: str) -> None:
+    trace = tiny_trace()
+    columns = dict(trace.columns)
+    change(columns)
+    with pytest.raises(TraceError, match=words):
+        Trace(trace.header, columns)
 
 
 def test_a_changed_header_is_noticed(tmp_path: Path) -> None:

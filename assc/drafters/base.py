@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from torch import Tensor
+
+from assc.steps import Codes, encode
 
 if TYPE_CHECKING:
     from assc.batch import Batch
@@ -28,6 +30,8 @@ class Proposal:
     catch_up: Sequence[int] = ()
     one_hot: Sequence[bool] = ()
     """set by the engine when it merges drafters: rows whose drafter gives no probabilities"""
+    discarded: Sequence[int] = ()
+    """set by the engine: tokens per row that were drafted and thrown away"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,28 @@ class Confidence:
     entropy: float
     top1: float
     margin: float
+    prob: float | None = None
+    """probability of the token that was drafted from it, once there is one"""
+
+
+def codes_of(seen: Confidence) -> Codes:
+    """What traces and step policies keep of the confidence that a token was drafted with."""
+    return encode(seen.entropy, seen.top1, seen.margin, seen.prob if seen.prob is not None else 0.0)
+
+
+Drafting = Generator[Mapping[int, Confidence | None], Iterable[int], Proposal]
+"""A proposal token by token: yields the rows that have just drafted one more token, is sent those that stop there."""
+
+
+def finish(drafting: Drafting) -> Proposal:
+    """Run a drafting to its end without stopping any row."""
+    try:
+        next(drafting)
+        while True:
+            drafting.send(())
+    except StopIteration as done:
+        proposal: Proposal = done.value
+        return proposal
 
 
 class Drafter(ABC):
@@ -50,6 +76,8 @@ class Drafter(ABC):
     name: str
     has_confidence: bool = False
     """whether `peek` can tell the draft's distribution for the next position"""
+    has_step_confidence: ClassVar[bool] = False
+    """whether `propose_steps` tells the distribution that each token came from"""
     keeps: ClassVar[Literal["nothing", "drafts", "committed"]] = "nothing"
     """what the state after a round covers: nothing to feed (a lookup), the committed text up to and including
     accepted drafts, or only the text that was committed when it drafted; decides the catch-up in modelled time"""
@@ -68,6 +96,20 @@ class Drafter(ABC):
 
         Fewer tokens (none included) may come back, more never.
         """
+
+    def propose_steps(self, batch: Batch, ks: Sequence[int]) -> Drafting:
+        """`propose` in steps, for decisions after each token: a row stopped at a token keeps it and drafts no more.
+
+        This default is for drafters whose proposal costs the same at any length, such as lookups: it is made whole,
+        shown without confidences, and cut.
+        """
+        proposal = self.propose(batch, ks)
+        lengths, j = list(proposal.lengths), 0
+        while going := [b for b, n in enumerate(lengths) if n > j]:
+            j += 1
+            for b in (yield dict.fromkeys(going)):
+                lengths[b] = j
+        return replace(proposal, lengths=lengths)
 
     def peek(self, batch: Batch, rows: Sequence[int]) -> dict[int, Confidence]:
         """Run the first draft forward of `rows` ahead of the decision; `propose` then continues from it."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from assc.batch import Batch, Row
-from assc.drafters.base import Confidence, Drafter, Proposal, register_drafter
-from assc.drafters.model import confidence
+from assc.drafters.base import Confidence, Drafter, Drafting, Proposal, finish, register_drafter
+from assc.drafters.model import confidence, step_confidences
 from assc.drafters.net import HiddenNet, LayerKV
 from assc.sampling import Noise, widen
 from assc.verify import sample
@@ -38,6 +38,7 @@ class HiddenDrafter(Drafter):
     """
 
     has_confidence = True
+    has_step_confidence = True
     gives_q = True
     needs_hidden = True
     keeps = "committed"
@@ -56,7 +57,9 @@ class HiddenDrafter(Drafter):
         assert batch.hidden is not None, "the engine keeps the target's hidden states for drafters that need them"
         self._kv = LayerKV(self.net, batch.size, batch.kv.length)
         self._encoded = [0] * batch.size
-        self._noise = {b: row.noise.of(self.net.token_ids) for b, row in enumerate(batch.rows) if row.noise is not None}
+        # rows that share a noise (the recorder's do) share its part as well
+        parts = {id(n): n.of(self.net.token_ids) for row in batch.rows if (n := row.noise) is not None}
+        self._noise = {b: parts[id(row.noise)] for b, row in enumerate(batch.rows) if row.noise is not None}
         self._reset_round(batch)
 
     def _reset_round(self, batch: Batch) -> None:
@@ -68,8 +71,14 @@ class HiddenDrafter(Drafter):
         self._catch_up(batch, rows)
         return {b: confidence(self._starts[b].logits) for b in rows}
 
-    @torch.inference_mode()
     def propose(self, batch: Batch, ks: Sequence[int]) -> Proposal:
+        return finish(self._chain(batch, ks, watched=False))
+
+    def propose_steps(self, batch: Batch, ks: Sequence[int]) -> Drafting:
+        return self._chain(batch, ks, watched=True)
+
+    @torch.inference_mode()
+    def _chain(self, batch: Batch, ks: Sequence[int], *, watched: bool) -> Drafting:
         assert self._kv is not None
         ks, width = list(ks), max(ks)
         rows = [b for b, k in enumerate(ks) if k > 0]
@@ -86,15 +95,23 @@ class HiddenDrafter(Drafter):
         first = batch.positions([row.length for row in batch.rows], 1)
         planned = torch.tensor(ks).to(batch.device, non_blocking=True)[:, None]
         for j in range(width):
+            going, choices = list[int](), list[Tensor]()
             for b in rows:
                 scores = logits[b]
                 if j < ks[b] and scores is not None:
-                    tokens[b, j] = self._choose(batch, batch.rows[b], b, j, scores, tokens, q)
+                    choice = self._choose(batch, batch.rows[b], b, j, scores, tokens, q)
+                    tokens[b, j] = self.net.token_ids[choice]
+                    going.append(b)
+                    choices.append(choice)
                     self._work[b][0] += j > 0
                     # a constraint may have no answer behind an end token, and nothing there would ever be used
                     row = batch.rows[b]
                     if not row.draft_chain.prefix_free and int(tokens[b, j]) in row.stopper.eos_ids:
                         ks[b] = j + 1
+            if watched and going:
+                seen = step_confidences([s for b in going if (s := logits[b]) is not None], choices)
+                for b in (yield dict(zip(going, seen, strict=True))):
+                    ks[b] = j + 1
             if j + 1 < max(ks):
                 junk = batch.kv.length - 1
                 positions = first + j if batch.size == 1 else torch.where(j + 1 < planned, first + j, junk)
@@ -131,7 +148,7 @@ class HiddenDrafter(Drafter):
     def _choose(
         self, batch: Batch, row: Row, b: int, j: int, logits: Tensor, tokens: Tensor, q: Tensor | None
     ) -> Tensor:
-        """The draft token of row b at step j, drawn as the target would draw it, from the trimmed distribution."""
+        """The draft token of row b at step j, as an index into the trimmed head, drawn as the target would draw it."""
         ids, position = self.net.token_ids, row.length + j
         scores = widen(logits)
         if row.draft_chain.members and row.draft_chain.prefix_free:
@@ -143,13 +160,13 @@ class HiddenDrafter(Drafter):
             # a constraint may allow nothing that the head knows; any proposal will do then
             scores = row.draft_chain(prefix, whole)[0, ids].clamp(min=torch.finfo(scores.dtype).min)
         if row.params.greedy:
-            return ids[scores.argmax()]
+            return scores.argmax()
         if row.params.mode == "gumbel":
-            return ids[(scores + self._noise[b].gumbel("target", position)).argmax()]
+            return (scores + self._noise[b].gumbel("target", position)).argmax()
         p = scores.softmax(-1)
         if q is not None:
             q[b, j, ids] = p.to(q.dtype)
-        return ids[sample(p, self._noise[b].gumbel("draft", position, row.rounds))]
+        return sample(p, self._noise[b].gumbel("draft", position, row.rounds))
 
     def work(self, row: int) -> tuple[int, int]:
         steps, catch_up = self._work[row]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assc.batch import Batch, Row
-from assc.drafters.base import Confidence, Drafter, Proposal, register_drafter
+from assc.drafters.base import Confidence, Drafter, Drafting, Proposal, finish, register_drafter
 from assc.drafters.layers import own_bytes
 from assc.kv import ModelRunner, StaticKV
 from assc.sampling import widen
@@ -29,6 +29,27 @@ def confidence(logits: Tensor) -> Confidence:
     return Confidence(*values)
 
 
+def step_confidences(logits: Sequence[Tensor], tokens: Sequence[Tensor]) -> list[Confidence]:
+    """`confidence` of several logits [V] at once, each with the probability of the token [] that was drafted from it.
+
+    Tokens are indices into the logits; one beyond them (only the target has it) has probability 0.
+    """
+    log_p = widen(torch.stack(list(logits))).log_softmax(-1)
+    p = log_p.exp()
+    entropy = -(p * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+    top = torch.nn.functional.pad(p, (0, 1)).topk(2, -1).values
+    chosen = torch.stack(list(tokens)).to(p.device)
+    known = chosen.clamp(max=p.shape[-1] - 1)
+    prob = p.gather(1, known[:, None])[:, 0] * (chosen == known)
+    values = torch.stack([entropy, top[:, 0], top[:, 0] - top[:, 1], prob], dim=1).tolist()
+    return [Confidence(*v) for v in values]
+
+
+def _known(logits: Tensor | None) -> Tensor:
+    assert logits is not None, "a row that drafts has logits for its next position"
+    return logits
+
+
 @register_drafter("model")
 class ModelDrafter(Drafter):
     """A draft model with its own static buffers, one forward per drafted token.
@@ -39,6 +60,7 @@ class ModelDrafter(Drafter):
     """
 
     has_confidence = True
+    has_step_confidence = True
     keeps = "drafts"
     gives_q = True
 
@@ -69,6 +91,12 @@ class ModelDrafter(Drafter):
         return {r: confidence(self._logits[r]) for r in rows}
 
     def propose(self, batch: Batch, ks: Sequence[int]) -> Proposal:
+        return finish(self._chain(batch, ks, watched=False))
+
+    def propose_steps(self, batch: Batch, ks: Sequence[int]) -> Drafting:
+        return self._chain(batch, ks, watched=True)
+
+    def _chain(self, batch: Batch, ks: Sequence[int], *, watched: bool) -> Drafting:
         if self.runner.max_positions is not None:  # the draft's context may be shorter than the target's
             room = [self.runner.max_positions - row.length for row in batch.rows]
             ks = [max(0, min(k, r)) for k, r in zip(ks, room, strict=True)]
@@ -89,6 +117,10 @@ class ModelDrafter(Drafter):
                     # a constraint may have no answer behind an end token, and nothing there would ever be used
                     if not row.draft_chain.prefix_free and int(tokens[b, j]) in row.stopper.eos_ids:
                         ks[b] = j + 1
+            if watched and (going := [b for b, k in enumerate(ks) if j < k]):
+                seen = step_confidences([_known(logits[b]) for b in going], [tokens[b, j] for b in going])
+                for b in (yield dict(zip(going, seen, strict=True))):
+                    ks[b] = j + 1
             if j + 1 < max(ks):
                 junk = batch.kv.length - 1
                 positions = first + j if batch.size == 1 else torch.where(j + 1 < planned, first + j, junk)
@@ -99,8 +131,7 @@ class ModelDrafter(Drafter):
         self, batch: Batch, row: Row, b: int, j: int, logits: Tensor | None, tokens: Tensor, q: Tensor | None
     ) -> Tensor:
         """The draft token of row b at step j, drawn as the target would draw it, from the draft's distribution."""
-        assert logits is not None
-        scores = widen(logits).to(batch.device)[None, : row.vocab_size]
+        scores = widen(_known(logits)).to(batch.device)[None, : row.vocab_size]
         missing = row.vocab_size - scores.shape[1]
         if missing:  # ids that only the target has: never proposed, but processors may name them
             scores = torch.nn.functional.pad(scores, (0, missing), value=torch.finfo(scores.dtype).min)
