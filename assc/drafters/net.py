@@ -196,10 +196,10 @@ def load_net(folder: Path, target: PreTrainedModel) -> HiddenNet:
     """The draft of an artefact, in the target's dtype and on its device. Raises `ArtefactError`."""
     config, tensors = read_draft(folder, "hidden")
     try:
-        net = HiddenNet(NetShape(**config["shape"]), tensors.pop("token_ids"))
+        net = HiddenNet(NetShape(**config["shape"]), tensors.pop("token_ids")).to(target.dtype)
         net.load_state_dict(tensors)
     except Exception as error:  # KeyError, TypeError or RuntimeError
         raise unfitting(folder, error) from None
-    net = net.to(target.dtype).attach(target).eval().requires_grad_(False)
+    net = net.attach(target).eval().requires_grad_(False)
     check_target(folder, config, net.embed)
     return net
