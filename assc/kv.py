@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from assc.attention import steady
 from assc.errors import UnsupportedModelError
 
 KeepHidden = Callable[[Tensor, Tensor], None]
@@ -128,6 +129,8 @@ class ModelRunner:
         parameters = inspect.signature(type(model).forward).parameters
         self._cache_name = _cache_parameter(model, parameters)
         self._keeps = "logits_to_keep" in parameters
+        self._steady = self.device.type == "cpu"
+        """whether to make sure that the bits of a column do not depend on how many columns there are"""
         self.last_hidden: Tensor = torch.empty(0)
         """of the last forward that was asked for it"""
         self._visible = torch.zeros((), dtype=self.dtype, device=self.device)
@@ -146,6 +149,16 @@ class ModelRunner:
 
         `hidden` leaves the final hidden states [B, Q, H], from which the head makes the logits, in `last_hidden`.
         """
+        if self._steady and tokens.numel() == 1:  # a matrix product of one row rounds otherwise (assc/attention.py)
+            tokens = tokens.expand(1, 2)
+            positions = torch.cat([torch.full_like(positions, cache.length - 1), positions], 1)
+            logits = self._forward(cache, tokens, positions, keep, hidden)
+            if hidden:
+                self.last_hidden = self.last_hidden[:, 1:]
+            return logits[:, -1:]
+        return self._forward(cache, tokens, positions, keep, hidden)
+
+    def _forward(self, cache: StaticKV, tokens: Tensor, positions: Tensor, keep: int, hidden: bool) -> Tensor:
         cache.positions = positions
         arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if self.max_positions is not None and cache.length > self.max_positions:
@@ -154,7 +167,7 @@ class ModelRunner:
         if self._keeps:
             arguments["logits_to_keep"] = keep
         hook = self.model.base_model.register_forward_hook(self._remember) if hidden else nullcontext()
-        with hook:
+        with hook, steady(self.model) if self._steady else nullcontext():
             output = self.model(
                 input_ids=tokens, attention_mask=self._mask(cache, cache.positions), position_ids=positions, **arguments
             )

@@ -13,7 +13,7 @@ from test_hidden_drafter import play, request
 from assc import SpeculativeDecoder
 from assc.distill import train as training
 from assc.distill.command import DistillConfig, distill
-from assc.distill.data import ShardStore, read_texts
+from assc.distill.data import ShardStore, Text, read_texts
 from assc.distill.generate import generate
 from assc.drafters.hidden import HiddenDrafter
 from assc.drafters.net import CONFIG, VERSION, WEIGHTS, HiddenNet, load_net
@@ -164,6 +164,40 @@ def test_plain_text_files(pair: LoadedPair, finished: DistillConfig, tmp_path: P
     assert isinstance(load_net(config.out / "draft", pair.target), HiddenNet)
     with pytest.raises(AsscError, match="cannot be read"):
         distill(pair, replace(config, out=tmp_path / "other", text=(tmp_path / "none.txt",)))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_a_finished_draft_can_be_trained_on(
+    pair: LoadedPair, finished: DistillConfig, workload: str, tmp_path: Path, rate: float
+) -> None:
+    """With a rate of 0 the draft stays as it was; otherwise it changes, and its head is kept."""
+    start = finished.out / "draft"
+    more = replace(finished, out=tmp_path / "more", start=start, head=60, seed=1, steps=4, learning_rate=rate)
+    distill(pair, more)
+    assert (weights(more) == weights(finished)) is (rate == 0)
+    before, after = (load_net(folder, pair.target) for folder in (start, more.out / "draft"))
+    assert torch.equal(before.token_ids, after.token_ids)
+    notes = json.loads((more.out / "draft" / CONFIG).read_text())
+    assert notes["data"]["started_from"]["tokens"] > 0
+    with pytest.raises(AsscError, match="started with start"):
+        distill(pair, replace(more, start=None, resume=True))
+
+
+def test_data_labelled_for_another_head_is_refused(
+    pair: LoadedPair, finished: DistillConfig, workload: str, tmp_path: Path
+) -> None:
+    small = replace(finished, out=tmp_path / "small", head=60, steps=2, tokens=300)
+    distill(pair, small)
+    with pytest.raises(AsscError, match="labels for other tokens"):
+        distill(pair, replace(finished, out=tmp_path / "out", data=small.out, start=finished.out / "draft"))
+
+
+def test_prompts_count_in_training_alone(pair: LoadedPair) -> None:
+    text = Text((1, 2, 3, 4, 5, 6), prompt_length=4, temperature=0.0)
+    hidden = torch.zeros(6, 8)
+    example = training.Example(text, hidden, hidden, torch.ones(6), torch.zeros(6, dtype=torch.int32))
+    assert training.collate([example], torch.float64).weight.tolist() == [[0, 0, 0, 1, 1, 0]]
+    assert training.collate([example], torch.float64, prompts=True).weight.tolist() == [[1, 1, 1, 1, 1, 0]]
 
 
 def broken(source: Path, target: Path) -> Path:

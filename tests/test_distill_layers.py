@@ -15,7 +15,7 @@ from test_distill import workload as workload
 from assc import SpeculativeDecoder
 from assc.distill.command import DistillConfig, distill
 from assc.distill.data import ShardStore
-from assc.distill.layers import LayersStudent
+from assc.distill.layers import LayersStudent, first_gap
 from assc.distill.loop import measure
 from assc.distill.train import collate, labels_of, load_examples
 from assc.drafters.artefact import CONFIG, read_config
@@ -50,6 +50,27 @@ def finished(pair: LoadedPair, base: DistillConfig) -> DistillConfig:
 
 def weights(config: DistillConfig) -> bytes:
     return (config.out / "draft" / WEIGHTS).read_bytes()
+
+
+def test_the_layers_behind_the_gap_start_silent() -> None:
+    """They add nothing at first, so the draft starts as the target's first layers with its norm and head."""
+    assert [first_gap(layers) for layers in ([0, 1, 28, 29], [0, 3], [0, 1, 2], [5])] == [2, 1, 3, 1]
+    target = tiny_target(layers=3)
+    tokens, token_ids = torch.tensor([[5, 6, 7, 8]]), torch.arange(80)
+    whole, first = (LayersStudent(target, layers, token_ids) for layers in ([0, 2], [0]))
+    assert torch.equal(whole._features(tokens), first._features(tokens))
+
+
+def test_a_finished_draft_of_layers_can_be_trained_on(
+    pair: LoadedPair, base: DistillConfig, finished: DistillConfig, tmp_path: Path
+) -> None:
+    more = replace(finished, out=tmp_path / "more", start=finished.out / "draft", steps=2, learning_rate=0.0)
+    distill(pair, more)
+    assert weights(more) == weights(finished)
+    with pytest.raises(AsscError, match="layers, not 2"):
+        distill(pair, replace(more, out=tmp_path / "other", layers=2))
+    with pytest.raises(ArtefactError, match="has the design 'layers', not 'hidden'"):
+        distill(pair, replace(more, out=tmp_path / "third", design="hidden"))
 
 
 def test_the_artefact_holds_layers_and_norm_only(pair: LoadedPair, finished: DistillConfig) -> None:

@@ -34,8 +34,9 @@ from assc.distill.data import (
 from assc.distill.layers import LayersStudent
 from assc.distill.loop import Student, TrainPlan, train
 from assc.distill.train import Example, HiddenStudent, fit_mixing, initialise, load_examples
+from assc.drafters.artefact import check_target, read_config, read_draft
 from assc.drafters.layers import layer_stack, outer_layers
-from assc.drafters.net import HiddenNet, NetShape
+from assc.drafters.net import HiddenNet, NetShape, shared_weights
 from assc.errors import AsscError
 from assc.files import versions, write_json
 from assc.kv import ModelRunner
@@ -85,6 +86,10 @@ class DistillConfig:
     data: Path | None = None
     """folder of an earlier run of the pair whose data to use; its workload, text, tokens, max-new-tokens, rows and
     head then hold instead of those given here, and labels that it lacks are added to it"""
+    start: Path | None = None
+    """a finished draft of the same design and pair to train on; its head is kept"""
+    learn_prompts: bool = True
+    """learn what the target expects in the prompts too, not in its answers alone"""
     resume: bool = False
     """go on in a folder that holds an interrupted run"""
     threads: int | None = None
@@ -96,7 +101,7 @@ class DistillConfig:
 RUN_FILE, HEAD_FILE = "run.json", "head.safetensors"
 _TAKEN_OVER = ("workload", "text", "max_new_tokens", "rows", "head", "tokens")
 _DATA_FIELDS = ("pair", "workload", "text", "max_new_tokens", "rows", "head", "seed", "design", "tokens")
-"""settings that must not change between a run and its resumption; besides, `layers` for that design, and `data`"""
+"""settings that must not change between a run and its resumption; besides, `layers` for that design, `data`, `start`"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,7 +121,8 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
     runner = ModelRunner(pair.target)
     store = ShardStore((config.data or config.out) / "data")
     shards, source = _texts(pair, runner, config, store, report)
-    token_ids = _head_tokens(config, pair, store, shards)
+    before = None if config.start is None else _start(pair, config, config.start)
+    token_ids = _head_tokens(config, pair, store, shards, before)
     write_hidden(runner, store, shards, report)
     target: Any = pair.target
     head = target.get_output_embeddings().weight.detach()
@@ -127,11 +133,15 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
         batch_rows=config.batch_rows,
         learning_rate=config.learning_rate,
         self_fed=config.self_fed if config.design == "hidden" else 0,
+        prompts=config.learn_prompts,
         seed=config.seed,
         every=config.every,
         warmup=min(60, config.steps // 10 + 1),
     )
-    student: Student = LayersStudent(pair.target, chosen, token_ids) if chosen else _hidden(pair, token_ids, rest, plan)
+    if chosen:
+        student: Student = LayersStudent(pair.target, chosen, token_ids, before)
+    else:
+        student = _hidden(pair, token_ids, rest, plan, before)
     found = train(student, rest, dev, plan, config.out, report, _curve(config.out))
     texts = [e.text for e in examples]
     notes = {
@@ -140,6 +150,7 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
         "licence": pair.licence,
         "data": {
             "source": source,
+            "started_from": None if config.start is None else read_config(config.start).get("data"),
             "texts": len(texts),
             "tokens": sum(len(t.ids) for t in texts),
             "answer_tokens": sum(len(t.ids) - t.prompt_length for t in texts),
@@ -153,12 +164,31 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
     return found
 
 
-def _hidden(pair: LoadedPair, token_ids: torch.Tensor, examples: Sequence[Example], plan: TrainPlan) -> HiddenStudent:
+def _start(pair: LoadedPair, config: DistillConfig, folder: Path) -> dict[str, torch.Tensor]:
+    """Weights (and the ids of the head) of the draft to start from. Raises `ArtefactError`."""
+    found, tensors = read_draft(folder, config.design)
+    embed, _ = shared_weights(pair.target)
+    check_target(folder, found, embed)
+    if config.design == "layers" and len(found.get("layers", ())) != config.layers:
+        raise AsscError(f"the draft in {str(folder)!r} has {len(found.get('layers', ()))} layers, not {config.layers}")
+    return tensors
+
+
+def _hidden(
+    pair: LoadedPair,
+    token_ids: torch.Tensor,
+    examples: Sequence[Example],
+    plan: TrainPlan,
+    before: dict[str, torch.Tensor] | None,
+) -> HiddenStudent:
     """The layer of design hidden at its start."""
     net = HiddenNet(NetShape.of(pair.target), token_ids)
-    initialise(net, pair.target, plan.seed)
     net = net.to(torch.float64 if pair.dtype == torch.float64 else torch.float32).attach(pair.target)
-    fit_mixing(net, examples)
+    if before is None:
+        initialise(net, pair.target, plan.seed)
+        fit_mixing(net, examples)
+    else:
+        net.load_state_dict({name: t for name, t in before.items() if name != "token_ids"})
     return HiddenStudent(net, plan.self_fed, plan.decay)
 
 
@@ -194,8 +224,9 @@ def _claim(config: DistillConfig) -> None:
     wanted = {name: getattr(config, name) for name in _DATA_FIELDS} | {"text": [str(p) for p in config.text]}
     if config.design == "layers":
         wanted["layers"] = config.layers
-    if config.data is not None:
-        wanted["data"] = str(config.data)
+    for name in ("data", "start"):
+        if getattr(config, name) is not None:
+            wanted[name] = str(getattr(config, name))
     path = config.out / RUN_FILE
     if path.is_file():
         if not config.resume:
@@ -239,9 +270,24 @@ def _source(config: DistillConfig) -> str:
     )
 
 
-def _head_tokens(config: DistillConfig, pair: LoadedPair, store: ShardStore, shards: int) -> torch.Tensor:
-    """The most frequent tokens of the data (ties: lower id first), sorted; chosen once and kept."""
+def _head_tokens(
+    config: DistillConfig,
+    pair: LoadedPair,
+    store: ShardStore,
+    shards: int,
+    before: dict[str, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Those of the draft to start from, or the most frequent of the data (ties: lower id first); kept, sorted."""
     path = (config.data or config.out) / HEAD_FILE
+    if before is not None:
+        token_ids = before["token_ids"].long()
+        if not path.is_file():
+            save_tensors(path, {"token_ids": token_ids.int()})
+        elif not torch.equal(load_tensors(path)["token_ids"].long(), token_ids):
+            raise AsscError(
+                f"the data has labels for other tokens than the draft in {str(config.start)!r} proposes; "
+                "give a folder of its own as --out and no --data"
+            )
     if not path.is_file():
         counts = Counter(dict.fromkeys(pair.eos_token_ids, 1 << 40))
         for number in range(shards):

@@ -19,7 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from assc.distill.generate import ViewedKV, generate, grouped_attention
+from assc.attention import grouped
+from assc.distill.generate import ViewedKV, generate
 from assc.errors import ArtefactError, AsscError
 from assc.kv import ModelRunner
 from assc.pairs import LoadedPair
@@ -183,7 +184,7 @@ def hidden_states(runner: ModelRunner, texts: Sequence[Text], rows: int = 16) ->
     """
     order = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
     found: dict[int, Tensor] = {}
-    with grouped_attention(runner.model):
+    with grouped(runner.model):
         for first in range(0, len(order), rows):
             part = order[first : first + rows]
             width = max(len(texts[i].ids) for i in part)

@@ -6,45 +6,17 @@ sees only the part in use, and rows that have ended make room.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
 
+from assc.attention import grouped
 from assc.kv import ModelRunner, StaticKV
 
 VIEW = 32
 """the visible part of the buffers grows in steps of this many slots"""
-
-_GROUPED = "assc_grouped"
-
-
-def _grouped_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """Attention that shares key/value heads without copying them for each query head."""
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=options.get("scaling"), enable_gqa=True
-    )
-    return out.transpose(1, 2).contiguous(), None
-
-
-@contextmanager
-def grouped_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model that attends through sdpa share its key/value heads; its configuration is put back afterwards."""
-    config: Any = model.config.get_text_config()
-    before = config._attn_implementation
-    if before == "sdpa":
-        AttentionInterface.register(_GROUPED, _grouped_attention)
-        config._attn_implementation = _GROUPED
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 class ViewedKV(StaticKV):
@@ -122,7 +94,7 @@ def generate(
         kept[rows.cpu()[:, None], positions.cpu()] = hidden.cpu()
 
     keep = None if kept is None else keep_hidden
-    with grouped_attention(runner.model):
+    with grouped(runner.model):
         longest = int(lengths.max())
         kv.see(longest)
         runner.prefill(kv, ids[:, : longest - 1], keep_hidden=keep)

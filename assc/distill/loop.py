@@ -56,6 +56,8 @@ class TrainPlan:
     warmup: int = 60
     self_fed: int = 1
     decay: float = 0.8
+    prompts: bool = True
+    """the positions of prompts count too"""
     seed: int = 0
     every: int = 100
     """steps between checkpoints and dev measurements"""
@@ -145,7 +147,7 @@ def train(
     smooth = 0.0
     found: dict[str, float] = {}
     for step in range(start, plan.steps):
-        block = collate([examples[i] for i in next(order)], student.dtype)
+        block = collate([examples[i] for i in next(order)], student.dtype, prompts=plan.prompts)
         for group in (g for o in optimizers for g in o.param_groups):
             group["lr"] = rate_at(plan, step)
         net.zero_grad(set_to_none=True)

@@ -87,8 +87,8 @@ def load_examples(
     return examples
 
 
-def collate(examples: Sequence[Example], dtype: torch.dtype) -> Block:
-    """Pad; the last position has no use as its label lies beyond the text, prompts carry no loss."""
+def collate(examples: Sequence[Example], dtype: torch.dtype, *, prompts: bool = False) -> Block:
+    """Pad; the last position has no use as its label lies beyond the text. Prompts count only with `prompts`."""
     width = max(len(e.text.ids) for e in examples)
     size, hidden_size = len(examples), examples[0].hidden.shape[1]
     tokens = torch.zeros(size, width, dtype=torch.long)
@@ -101,7 +101,7 @@ def collate(examples: Sequence[Example], dtype: torch.dtype) -> Block:
         n = len(e.text.ids)
         tokens[b, :n] = torch.tensor(e.text.ids)
         hidden[b, :n], label[b, :n], mass[b, :n], top[b, :n] = e.hidden.to(dtype), e.label.to(dtype), e.mass, e.top
-        weight[b, e.text.prompt_length - 1 : n - 1] = 1.0
+        weight[b, 0 if prompts else e.text.prompt_length - 1 : n - 1] = 1.0
     return Block(tokens, hidden, label, mass, top, weight)
 
 

@@ -17,6 +17,8 @@ from assc.verify import sample
 
 BLOCK = 16
 """committed positions are encoded in forwards of exactly this many columns"""
+NARROW = 4
+"""columns where no more positions are lacking, on a CPU: its bits are the same from 4 columns on (assc/attention.py)"""
 
 
 @dataclass
@@ -31,10 +33,10 @@ class _Start:
 class HiddenDrafter(Drafter):
     """Drafts with `HiddenNet` over its own static buffers of one layer.
 
-    Committed positions are encoded from the target's true states, always in blocks of `BLOCK` columns that end at the
-    last committed token; what a block feeds again it writes again unchanged. So a proposal depends on the committed
-    text alone, not on where rounds began. Only the tokens drafted behind it use the layer's own features. The chain
-    never waits for the host.
+    Committed positions are encoded from the target's true states, in blocks of `BLOCK` (or `NARROW`) columns that end
+    at the last committed token; what a block feeds again it writes again unchanged. So a proposal depends on the
+    committed text alone, not on where rounds began. Only the tokens drafted behind it use the layer's own features.
+    The chain never waits for the host.
     """
 
     has_confidence = True
@@ -126,12 +128,14 @@ class HiddenDrafter(Drafter):
         if not rows:
             return
         lengths = [row.length for row in batch.rows]
+        lacking = max(lengths[b] - self._encoded[b] for b in rows)
+        size = NARROW if lacking <= NARROW and batch.device.type == "cpu" else BLOCK
         # at least one block: asked again where nothing was committed since (the recorder does), it answers the same
-        blocks = max(1, *(-(-(lengths[b] - self._encoded[b]) // BLOCK) for b in rows))
+        blocks = max(1, -(-lacking // size))
         features = torch.empty(0)
         wanted = torch.tensor([b in rows for b in range(batch.size)]).to(batch.device, non_blocking=True)[:, None]
         for i in range(blocks, 0, -1):
-            at = batch.positions([n - i * BLOCK for n in lengths], BLOCK)
+            at = batch.positions([n - i * size for n in lengths], size)
             tokens = batch.ids.gather(1, at.clamp(min=0))
             before = (at - 1).clamp(min=0)[..., None].expand(-1, -1, batch.hidden.shape[2])
             given = batch.hidden.gather(1, before) * (at > 0)[..., None]

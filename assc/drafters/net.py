@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from assc.attention import grouped_attention
 from assc.drafters.artefact import CONFIG as CONFIG
 from assc.drafters.artefact import VERSION as VERSION
 from assc.drafters.artefact import WEIGHTS_OF, check_shape, check_target, read_draft, unfitting, write_draft
@@ -65,6 +66,13 @@ def shared_weights(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return embed.weight.detach(), head.weight.detach()
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`F.linear`, a single row beside a copy of itself: alone it may be rounded otherwise (assc/attention.py)."""
+    if x.numel() == x.shape[-1]:
+        return F.linear(x.reshape(1, -1).expand(2, -1), weight)[:1].reshape(*x.shape[:-1], -1)
+    return F.linear(x, weight)
+
+
 class HiddenNet(nn.Module):
     """The layer. Its parameters are what an artefact stores; `embed` [V, H] and `head` [N, H] come from the target."""
 
@@ -106,12 +114,12 @@ class HiddenNet(nn.Module):
         width, eps = (self.shape.hidden_size,), self.shape.eps
         token = F.rms_norm(F.embedding(tokens, self.embed).to(self.fc.dtype), width, self.mix_token, eps)
         feature = F.rms_norm(features.to(self.fc.dtype), width, self.mix_feature, eps)
-        return F.linear(torch.cat([token, feature], -1), self.fc)
+        return linear(torch.cat([token, feature], -1), self.fc)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, heads, Q, D], keys and values [B, kv_heads, Q, D]; `cos`, `sin` broadcast to [B, 1, Q, D]."""
         s = self.shape
-        y = F.linear(F.rms_norm(x, (s.hidden_size,), self.norm_attention, s.eps), self.qkv)
+        y = linear(F.rms_norm(x, (s.hidden_size,), self.norm_attention, s.eps), self.qkv)
         y = y.view(*x.shape[:2], s.heads + 2 * s.kv_heads, s.head_dim).transpose(1, 2)
         both = _rotate(y[:, : s.heads + s.kv_heads], cos, sin)
         return both[:, : s.heads], both[:, s.heads :], y[:, s.heads + s.kv_heads :]
@@ -119,9 +127,9 @@ class HiddenNet(nn.Module):
     def leave(self, x: Tensor, attended: Tensor) -> Tensor:
         """Features [B, Q, H] from the residual stream and the heads' outputs [B, heads, Q, D]."""
         width, eps = (self.shape.hidden_size,), self.shape.eps
-        x = x + F.linear(attended.transpose(1, 2).flatten(2), self.out)
-        gate, up = F.linear(F.rms_norm(x, width, self.norm_mlp, eps), self.gate_up).chunk(2, -1)
-        x = x + F.linear(F.silu(gate) * up, self.down)
+        x = x + linear(attended.transpose(1, 2).flatten(2), self.out)
+        gate, up = linear(F.rms_norm(x, width, self.norm_mlp, eps), self.gate_up).chunk(2, -1)
+        x = x + linear(F.silu(gate) * up, self.down)
         return F.rms_norm(x, width, self.norm, eps)
 
     def rotations(self, length: int) -> tuple[Tensor, Tensor]:
@@ -135,7 +143,7 @@ class HiddenNet(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores [..., N] of the tokens `token_ids`."""
-        return F.linear(features, self.head)
+        return linear(features, self.head)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -171,7 +179,7 @@ class LayerKV:
             self.keys[self._rows, :, positions] = k.transpose(1, 2)
             self.values[self._rows, :, positions] = v.transpose(1, 2)
         mask = self._mask[positions][:, None]
-        attended = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask, enable_gqa=True)
+        attended = grouped_attention(q, self.keys, self.values, mask)
         return net.leave(x, attended)
 
     def memory_bytes(self) -> int:
@@ -196,10 +204,10 @@ def load_net(folder: Path, target: PreTrainedModel) -> HiddenNet:
     """The draft of an artefact, in the target's dtype and on its device. Raises `ArtefactError`."""
     config, tensors = read_draft(folder, "hidden")
     try:
-        net = HiddenNet(NetShape(**config["shape"]), tensors.pop("token_ids"))
+        net = HiddenNet(NetShape(**config["shape"]), tensors.pop("token_ids")).to(target.dtype)
         net.load_state_dict(tensors)
     except Exception as error:  # KeyError, TypeError or RuntimeError
         raise unfitting(folder, error) from None
-    net = net.to(target.dtype).attach(target).eval().requires_grad_(False)
+    net = net.attach(target).eval().requires_grad_(False)
     check_target(folder, config, net.embed)
     return net
