@@ -15,6 +15,24 @@ from assc.errors import RequestError
 DEFAULT_K_VALUES: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
+def checked_index(value: Any, size: int) -> int:
+    """`value` as an index below `size`: an int, a numpy integer, or an integer array of one element.
+
+    Floats, bools and out-of-range indices raise ValueError.
+    """
+    if isinstance(value, np.ndarray) and value.size == 1 and np.issubdtype(value.dtype, np.integer):
+        value = value.reshape(())[()]
+    if isinstance(value, bool | np.bool_):
+        raise ValueError("an action index is an integer, got a bool")
+    try:
+        index = operator.index(value)
+    except TypeError:
+        raise ValueError(f"an action index is one integer, got {value!r}") from None
+    if not 0 <= index < size:
+        raise ValueError(f"action index {index} is outside 0..{size - 1}")
+    return index
+
+
 @dataclass(frozen=True)
 class ActionTable:
     """Legal actions in a fixed order. `table[0]` is always `ROLLBACK`.
@@ -79,21 +97,8 @@ class ActionTable:
         return Action(name, max(below) if below else min(values))
 
     def from_index(self, value: Any) -> Action:
-        """Action for an index given as int, numpy integer, or an integer array of one element.
-
-        Floats, bools and out-of-range indices raise ValueError.
-        """
-        if isinstance(value, np.ndarray) and value.size == 1 and np.issubdtype(value.dtype, np.integer):
-            value = value.reshape(())[()]
-        if isinstance(value, bool | np.bool_):
-            raise ValueError("an action index is an integer, got a bool")
-        try:
-            index = operator.index(value)
-        except TypeError:
-            raise ValueError(f"an action index is one integer, got {value!r}") from None
-        if not 0 <= index < len(self.actions):
-            raise ValueError(f"action index {index} is outside 0..{len(self.actions) - 1}")
-        return self.actions[index]
+        """Action for an index; `ValueError` as `checked_index` says."""
+        return self.actions[checked_index(value, len(self.actions))]
 
     def describe(self) -> str:
         parts = ["rollback"]

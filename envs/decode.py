@@ -157,9 +157,17 @@ class SpecDecodeEnv(gym.Env[NDArray[np.float32], int]):
     def _begin(self, request: Request) -> tuple[NDArray[np.float32], dict[str, Any]]:
         self._decision, self._records, self._actions = None, [], []
         self.backend.reset(request)
-        self._decision = self.backend.observe(self.featurizer.needs)
         info = {"request_id": request.id, "category": request.category, "prompt_length": len(request.prompt_ids)}
-        return self.featurizer(self._decision), info
+        return self._observe(), info
+
+    def _observe(self) -> NDArray[np.float32]:
+        """Move to the next decision point; its vector."""
+        self._decision = self.backend.observe(self.featurizer.needs)
+        return self.featurizer(self._decision)
+
+    def _last_vector(self, observation: Observation) -> NDArray[np.float32]:
+        """The vector of a finished episode."""
+        return self.featurizer(observation)
 
     def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         if self._decision is None:
@@ -167,13 +175,17 @@ class SpecDecodeEnv(gym.Env[NDArray[np.float32], int]):
         chosen = self.table.from_index(action)
         # cut to what can be played, as deployed policies do, so that `planned` means the same in both
         record = self.backend.step(chosen.clipped(self._decision.k_max))
-        self._records.append(record)
         self._actions.append(self.table.index(chosen))
+        return self._ended(record)
+
+    def _ended(self, record: RoundRecord) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """What `step` returns when a round is over."""
+        assert self._decision is not None
+        self._records.append(record)
         if record.finish is None:
-            self._decision = self.backend.observe(self.featurizer.needs)
-            vector = self.featurizer(self._decision)
+            vector = self._observe()
         else:
-            vector = self.featurizer(_after(self._decision, self._records))
+            vector = self._last_vector(_after(self._decision, self._records))
             self._decision = None
         terminated, truncated = record.finish in TERMINATED, record.finish in TRUNCATED
         return vector, self.reward(record), terminated, truncated, self._info(record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from assc.actions import ActionTable
 from assc.core import Backend, Mode, Request
@@ -12,6 +12,7 @@ from assc.errors import RequestError
 from assc.observe import DEFAULT_FIELDS
 from assc.workloads import Split, load_workload, make_requests
 from envs.decode import SpecDecodeEnv
+from envs.draft_step import DraftStepEnv
 from envs.sources import fitting
 
 
@@ -71,3 +72,12 @@ def live_env(
         requests = fitting(requests, max_positions)
     table = None if k_values is None else ActionTable.build(played.table.drafters, k_values)
     return SpecDecodeEnv(played, requests, reward=reward, fields=fields, table=table)
+
+
+def live_step_env(*, drafter: str | None = None, m: int = 0, **options: Any) -> DraftStepEnv:
+    """Entry point of `assc/DraftStep-Live-v0`; `options` are those of `live_env` but `k_values`."""
+    fields = options.get("fields", DEFAULT_FIELDS)
+    made = live_env(**options)
+    backend: Any = made.backend
+    reward = options.get("reward", "dinkelbach")
+    return DraftStepEnv(backend, made.source.requests, reward=reward, fields=fields, drafter=drafter, m=m)

@@ -16,6 +16,7 @@ from assc.trace import Trace
 from assc.trace_io import read_trace
 from envs.chain import ChainedEnv
 from envs.decode import SpecDecodeEnv
+from envs.draft_step import DraftStepEnv
 
 
 def replay_env(
@@ -65,3 +66,25 @@ def markov_env(
     made = markov_requests(requests, max_new_tokens=max_new_tokens) if isinstance(requests, int) else list(requests)
     table = None if k_values is None else ActionTable.build(backend.table.drafters, k_values)
     return SpecDecodeEnv(backend, made, reward=reward, fields=fields, table=table)
+
+
+def replay_step_env(
+    *,
+    trace: Trace | str | Path | None = None,
+    cost_model: CostModel | None = None,
+    split: str | None = "train",
+    categories: Sequence[str] = (),
+    temperatures: Sequence[float] = (),
+    reward: str = "dinkelbach",
+    fields: Sequence[str] = DEFAULT_FIELDS,
+    drafter: str | None = None,
+    m: int = 0,
+) -> DraftStepEnv:
+    """Entry point of `assc/DraftStep-Replay-v0`; arguments as in `replay_env` and `DraftStepEnv`.
+
+    Raises `TraceError` for a trace without confidences per draft step.
+    """
+    loaded = trace if isinstance(trace, Trace) else shipped_trace() if trace is None else read_trace(trace)
+    backend = ReplayBackend(loaded, cost_model or shipped_costs())
+    requests = loaded.requests(loaded.where(split=split, categories=categories, temperatures=temperatures))
+    return DraftStepEnv(backend, requests, reward=reward, fields=fields, drafter=drafter, m=m)
