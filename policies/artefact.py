@@ -25,9 +25,12 @@ from assc.core import Policy
 from assc.errors import ArtefactError, AsscError
 from assc.observe import FEATURES_VERSION, HISTORY, Featurizer
 from assc.registry import make_policy, register_artefact_loader
+from assc.step_features import STEP_FEATURES_VERSION, Opening, StepFeaturizer
+from assc.steps import Decision
 from policies.artefact_checks import build_network, read_arrays, read_json, read_members, refuse
 from policies.base import BasePolicy
 from policies.learned import LearnedPolicy, Network
+from policies.learned_steps import LearnedStepPolicy
 
 FORMAT = 1
 NEURAL_KINDS = ("ppo", "a2c", "dqn")
@@ -42,6 +45,8 @@ class Artefact:
     table: ActionTable
     featurizer: Featurizer | None = None
     network: Network | None = None
+    opening: Opening | None = None
+    """set where the network decides after each drafted token"""
     spec: str = ""
     state: dict[str, Any] | None = None
 
@@ -58,8 +63,13 @@ def save_network(
     featurizer: Featurizer,
     table: ActionTable,
     meta: Mapping[str, Any] | None = None,
+    opening: Opening | None = None,
 ) -> Path:
-    """Save a network that maps `featurizer`'s vector to one score per action of `table`."""
+    """Save a network that maps `featurizer`'s vector to one score per action of `table`.
+
+    With an `opening` it decides after each drafted token instead: from the vector of a `StepFeaturizer` over the same
+    fields to one score per `assc.steps.Decision`; the table is then that of the opening.
+    """
     arrays: dict[str, Any] = {
         f"{n}{i}": a for i, pair in enumerate(network.layers) for n, a in zip("wb", pair, strict=True)
     }
@@ -72,7 +82,11 @@ def save_network(
         "fields": list(featurizer.fields),
         "activation": network.activation,
     }
-    build_network(str(path), arrays, network.activation, featurizer.size, len(table))
+    size, scores = featurizer.size, len(table)
+    if opening is not None:
+        size, scores = StepFeaturizer(featurizer.fields).size, len(Decision)
+        description |= {"step_features_version": STEP_FEATURES_VERSION, "opening": opening.to_json()}
+    build_network(str(path), arrays, network.activation, size, scores)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return _write(path, {"meta.json": _dump(description), "weights.npz": buffer.getvalue()})
@@ -113,10 +127,13 @@ def read_artefact(path: str | os.PathLike[str]) -> Artefact:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         refuse(name, f"has an unreadable action table ({error})")
     if kind in NEURAL_KINDS:
-        featurizer = _featurizer(name, meta)
+        featurizer, opening = _featurizer(name, meta), _opening(name, meta, table)
         arrays = read_arrays(name, members)
-        network = build_network(name, arrays, meta.get("activation"), featurizer.size, len(table))
-        return Artefact(name, meta, table, featurizer=featurizer, network=network)
+        size, scores = featurizer.size, len(table)
+        if opening is not None:
+            size, scores = StepFeaturizer(featurizer.fields).size, len(Decision)
+        network = build_network(name, arrays, meta.get("activation"), size, scores)
+        return Artefact(name, meta, table, featurizer=featurizer, network=network, opening=opening)
     body = read_json(name, members, "state.json")
     spec, state = body.get("spec"), body.get("state")
     if not isinstance(spec, str) or not isinstance(state, dict) or spec.endswith(".zip"):
@@ -134,9 +151,12 @@ def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, s
     if artefact.network is not None and artefact.featurizer is not None:
         if not deterministic and artefact.kind == "dqn":
             refuse(artefact.path, "is a DQN: its scores are values, not a distribution to sample from")
-        policy = LearnedPolicy(
-            artefact.network, artefact.featurizer, artefact.table, deterministic=deterministic, seed=seed
-        )
+        options: dict[str, Any] = {"deterministic": deterministic, "seed": seed}
+        if artefact.opening is not None:
+            steps = StepFeaturizer(artefact.featurizer.fields)
+            policy = LearnedStepPolicy(artefact.network, steps, artefact.opening, **options)
+        else:
+            policy = LearnedPolicy(artefact.network, artefact.featurizer, artefact.table, **options)
     else:
         try:
             built = make_policy(artefact.spec, seed=seed)
@@ -180,11 +200,32 @@ def _featurizer(name: str, meta: Mapping[str, Any]) -> Featurizer:
         refuse(name, f"cannot be used: {error}")
 
 
+def _opening(name: str, meta: Mapping[str, Any], table: ActionTable) -> Opening | None:
+    """How a network that decides per draft token opens its rounds; None for one that decides per round."""
+    if "opening" not in meta:
+        return None
+    found = meta.get("step_features_version")
+    if found != STEP_FEATURES_VERSION:
+        refuse(
+            name,
+            f"was made for version {found!r} of the numbers per draft token, this version of assc has version "
+            f"{STEP_FEATURES_VERSION}",
+        )
+    try:
+        opening = Opening(**meta["opening"])
+        if opening.table != table:
+            refuse(name, "opens rounds with other actions than those of its table")
+    except (TypeError, ValueError):
+        refuse(name, "does not say how it opens a round")
+    return opening
+
+
 def _describe(kind: str, table: ActionTable, meta: Mapping[str, Any] | None) -> dict[str, Any]:
     extra = dict(meta or {})
     versions = package_versions("assc", "numpy") | dict(extra.pop("versions", {}))
     description = {"format": FORMAT, "kind": kind, "actions": table.to_json(), "versions": versions}
-    reserved = {*description, "features_version", "history", "fields", "activation"} & set(extra)
+    own = {"features_version", "history", "fields", "activation", "step_features_version", "opening"}
+    reserved = {*description, *own} & set(extra)
     if reserved:
         raise ValueError(f"meta may not set {sorted(reserved)}")
     return description | extra

@@ -98,14 +98,16 @@ class LearnedPolicy(BasePolicy):
         self.deterministic = deterministic
         self.rng = seed_state(seed)
 
-    def act(self, observation: Observation) -> Action:
-        scores = self.network(self.featurizer(observation))
+    def choose(self, vector: NDArray[np.float32]) -> int:
+        """The index that the network plays for an observation vector."""
+        scores = self.network(vector)
         if self.deterministic:
-            index = int(scores.argmax())
-        else:
-            weights = np.cumsum(np.exp(scores - scores.max(), dtype=np.float64))
-            self.rng, u = uniform(self.rng)
-            index = min(int(np.searchsorted(weights, u * weights[-1])), len(weights) - 1)
+            return int(scores.argmax())
+        weights = np.cumsum(np.exp(scores - scores.max(), dtype=np.float64))
+        self.rng, u = uniform(self.rng)
+        return min(int(np.searchsorted(weights, u * weights[-1])), len(weights) - 1)
+
+    def act(self, observation: Observation) -> Action:
         assert self.saved_table is not None
-        action = self.saved_table.actions[index]
+        action = self.saved_table.actions[self.choose(self.featurizer(observation))]
         return action if action.k <= observation.k_max else self.draft(action.k, observation, action.drafter)

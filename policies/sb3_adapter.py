@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from assc.actions import ActionTable
 from assc.errors import ArtefactError
 from assc.observe import Featurizer
+from assc.step_features import Opening, StepFeaturizer
+from assc.steps import Decision
 from policies.artefact import package_versions, save_network
 from policies.learned import Network, Normaliser
 
@@ -30,19 +32,24 @@ def export_sb3(
     featurizer: Featurizer,
     table: ActionTable,
     meta: Mapping[str, Any] | None = None,
+    opening: Opening | None = None,
 ) -> Path:
     """Save the greedy policy of a PPO, A2C or DQN model with `MlpPolicy` as an artefact, and return its path.
 
     `vecnormalize` is the `VecNormalize` wrapper the model was trained in, None without one. `featurizer` and `table`
-    are those of its environment. Raises `ArtefactError` for models and networks it cannot carry over exactly.
+    are those of its environment, `opening` is given for a `DraftStepEnv`. Raises `ArtefactError` for models and
+    networks it cannot carry over exactly.
     """
     kind, network = actor_network(model, vecnormalize)
-    _check_spaces(model, featurizer, table)
+    if opening is None:
+        _check_spaces(model, featurizer.size, len(table))
+    else:
+        _check_spaces(model, StepFeaturizer(featurizer.fields).size, len(Decision))
     description = dict(meta or {})
     description["versions"] = package_versions("torch", "stable-baselines3", "gymnasium") | dict(
         description.get("versions", {})
     )
-    return save_network(path, network, kind=kind, featurizer=featurizer, table=table, meta=description)
+    return save_network(path, network, kind=kind, featurizer=featurizer, table=table, meta=description, opening=opening)
 
 
 def actor_network(model: Any, vecnormalize: Any | None) -> tuple[str, Network]:
@@ -94,11 +101,11 @@ def _normaliser(vecnormalize: Any | None) -> Normaliser | None:
     return Normaliser(mean, var, float(vecnormalize.epsilon), float(vecnormalize.clip_obs))
 
 
-def _check_spaces(model: Any, featurizer: Featurizer, table: ActionTable) -> None:
+def _check_spaces(model: Any, size: int, n: int) -> None:
     from gymnasium.spaces import Box, Discrete
 
     actions, observations = model.action_space, model.observation_space
-    if not isinstance(actions, Discrete) or actions.n != len(table) or actions.start != 0:
-        raise ArtefactError(f"the model acts in {actions}, the action table has {len(table)} actions from 0")
-    if not isinstance(observations, Box) or observations.shape != (featurizer.size,):
-        raise ArtefactError(f"the model observes {observations}, the featurizer makes {featurizer.size} numbers")
+    if not isinstance(actions, Discrete) or actions.n != n or actions.start != 0:
+        raise ArtefactError(f"the model acts in {actions}, the action table has {n} actions from 0")
+    if not isinstance(observations, Box) or observations.shape != (size,):
+        raise ArtefactError(f"the model observes {observations}, the featurizer makes {size} numbers")

@@ -39,6 +39,10 @@ class TrainConfig:
 
     algo: str = "ppo"
     """Learner: ppo, dqn, a2c, or the spec of an online learner as bandit:ucb, linucb, accept_model, mdp."""
+    granularity: Literal["round", "step"] = "round"
+    """When to decide: before each round (which drafter and K), or after each drafted token (ppo, a2c, dqn)."""
+    copy_from: int = 0
+    """step: above 0, rounds whose last so many tokens have occurred before are drafted by the lookup; 0: never."""
     backend: Literal["replay", "live"] = "replay"
     """What plays the rounds: replay of a recorded trace in modelled time (no model is needed), or live models."""
     traces: str | None = None
@@ -104,6 +108,10 @@ class TrainConfig:
             raise SpecError(f"unknown algorithm {self.algo!r}; known: {', '.join((*SB3_ALGORITHMS, *ONLINE_LEARNERS))}")
         if online:
             make_policy(self.algo)
+        if self.granularity == "step" and online:
+            raise RequestError(f"--granularity step is for {', '.join(SB3_ALGORITHMS)}, {self.algo} decides per round")
+        if self.copy_from < 0 or (self.copy_from and self.granularity == "round"):
+            raise RequestError("--copy-from is 0 or more, and above 0 for --granularity step only")
         least = 2 if self.algo == "ppo" else 1
         if self.rounds < least:
             why = " (ppo normalises over a batch, so it needs two)" if self.algo == "ppo" else ""

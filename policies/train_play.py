@@ -5,7 +5,7 @@ Both count what was played and give their whole state, so that a learner goes on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from assc.actions import ActionTable
 from assc.core import Totals
 from assc.observe import Featurizer
-from envs import SpecDecodeEnv
+from assc.step_features import Opening
+from envs import DraftStepEnv, SpecDecodeEnv
 from envs.vector import ReplayVecEnv
 
 Arrays = dict[str, NDArray[Any]]
@@ -28,6 +29,8 @@ class Play(Protocol):
     venv: VecEnv
     featurizer: Featurizer
     table: ActionTable
+    opening: Opening | None
+    """how a round begins where decisions are made per draft token"""
 
     def take_totals(self, infos: Sequence[Mapping[str, Any]]) -> Totals:
         """What the last step played; `infos` are those of that step."""
@@ -50,6 +53,7 @@ class SinglePlay:
         self.monitor = Monitor(env)
         self.venv: VecEnv = DummyVecEnv([lambda: self.monitor])
         self.featurizer, self.table = env.featurizer, env.table
+        self.opening: Opening | None = None
 
     def take_totals(self, infos: Sequence[Mapping[str, Any]]) -> Totals:
         return Totals.of([infos[0]["record"]])
@@ -67,6 +71,41 @@ class SinglePlay:
         self.monitor.rewards, self.monitor.needs_reset = state["monitor"]["rewards"], state["monitor"]["needs_reset"]
 
 
+class StepPlay:
+    """Environments that decide per draft token, one after the other in each step."""
+
+    def __init__(self, envs: Sequence[DraftStepEnv]) -> None:
+        self.envs = [Monitor(env) for env in envs]
+        makers: list[Callable[[], Any]] = [lambda env=env: env for env in self.envs]  # type: ignore[misc]
+        self.venv: VecEnv = DummyVecEnv(makers)
+        self.featurizer, self.table = envs[0].featurizer, envs[0].opening.table
+        self.opening: Opening | None = envs[0].opening
+
+    def take_totals(self, infos: Sequence[Mapping[str, Any]]) -> Totals:
+        return Totals.of([info["record"] for info in infos if "record" in info])
+
+    def set_rho(self, rho: float) -> None:
+        for env in self.envs:
+            _inner(env).set_rho(rho)
+
+    def state_dict(self) -> tuple[dict[str, Any], Arrays]:
+        return {
+            "envs": [{"env": _inner(e).state_dict(), "rewards": list(map(float, e.rewards))} for e in self.envs]
+        }, {}
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Arrays, seed: int) -> None:
+        for lane, (env, kept) in enumerate(zip(self.envs, state["envs"], strict=True)):
+            env.reset(seed=seed + lane)
+            _inner(env).load_state_dict(kept["env"])
+            env.rewards, env.needs_reset = list(kept["rewards"]), False
+
+
+def _inner(env: Monitor[Any, Any]) -> DraftStepEnv:
+    inner = env.unwrapped
+    assert isinstance(inner, DraftStepEnv)
+    return inner
+
+
 class LanesPlay:
     """Many requests of a trace in lockstep."""
 
@@ -74,6 +113,7 @@ class LanesPlay:
         self.venv: VecEnv = venv
         self.lanes = venv.lanes
         self.featurizer, self.table = self.lanes.features.featurizer, self.lanes.table
+        self.opening: Opening | None = None
 
     def take_totals(self, infos: Sequence[Mapping[str, Any]]) -> Totals:
         return self.lanes.take_totals()

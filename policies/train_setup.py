@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,11 @@ from assc.shipped import shipped_costs, shipped_trace
 from assc.trace import Trace
 from assc.trace_io import read_trace
 from assc.workloads import Prompt, load_workload, make_requests, select
-from envs import SpecDecodeEnv
+from envs import DraftStepEnv, SpecDecodeEnv
 from envs.sources import fitting
 from envs.vector import ReplayVecEnv
 from policies.train_config import LIVE_EVAL_REQUESTS, TrainConfig
-from policies.train_play import LanesPlay, Play, SinglePlay
+from policies.train_play import LanesPlay, Play, SinglePlay, StepPlay
 
 COSTS_FILE = "costs.json"
 PEEKED_FIELDS = ("draft_entropy", "draft_top1")
@@ -46,6 +47,11 @@ class Problem:
     def play(self, config: TrainConfig, lanes: int) -> Play:
         """The environment to train on; `lanes` counts only where there is a trace."""
         fields = (*DEFAULT_FIELDS, *PEEKED_FIELDS) if config.peek else DEFAULT_FIELDS
+        if config.granularity == "step":
+            # a copy plays a request of its own and shares what was read of the trace
+            backends: list[Any] = [copy.copy(self.backend) for _ in range(lanes)]
+            options: dict[str, Any] = {"reward": config.reward, "fields": fields, "m": config.copy_from}
+            return StepPlay([DraftStepEnv(backend, self.train, **options) for backend in backends])
         if self.trace is None:
             return SinglePlay(SpecDecodeEnv(self.backend, self.train, reward=config.reward, fields=fields))
         assert self.costs is not None

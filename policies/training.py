@@ -175,5 +175,13 @@ def _save(config: TrainConfig, problem: Problem, run: Sb3Run | BanditRun, run_di
     path = run_dir / POLICY_FILE
     if isinstance(run, Sb3Run):
         played = run.play
-        return export_sb3(run.model, run.venv, path=path, featurizer=played.featurizer, table=played.table, meta=meta)
+        return export_sb3(
+            run.model,
+            run.venv,
+            path=path,
+            featurizer=played.featurizer,
+            table=played.table,
+            meta=meta,
+            opening=played.opening,
+        )
     return save_policy(path, run.policy, table=problem.backend.table, meta=meta)
