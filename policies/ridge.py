@@ -30,6 +30,7 @@ class RidgeArms:
     def __init__(self, size: int, ridge: float) -> None:
         self.size, self.ridge = size, ridge
         self.names: list[str] = []
+        self._places: dict[str, int] = {}
         self.inverse: NDArray[np.float64] = np.empty((0, size, size))
         self.tokens: NDArray[np.float64] = np.empty((0, size))
         self.seconds: NDArray[np.float64] = np.empty((0, size))
@@ -40,6 +41,7 @@ class RidgeArms:
         new = [n for n in names if n not in self.names]
         if new:
             self.names += new
+            self._places = {name: i for i, name in enumerate(self.names)}
             fresh = np.repeat(np.eye(self.size)[None] / self.ridge, len(new), axis=0)
             self.inverse = np.concatenate([self.inverse, fresh])
             self.tokens = np.concatenate([self.tokens, np.zeros((len(new), self.size))])
@@ -51,11 +53,14 @@ class RidgeArms:
 
     def add(self, name: str, x: NDArray[np.float64], tokens: float, seconds: float) -> bool:
         """Learn one round; False, and nothing is learned, when its seconds are not a usable number."""
-        if not 0.0 <= seconds <= LONGEST or name not in self.names:
+        i = self._places.get(name)
+        if i is None or not 0.0 <= seconds <= LONGEST:
             return False
-        i = self.names.index(name)
-        v = self.inverse[i] @ x
-        self.inverse[i] -= np.outer(v, v) / (1.0 + float(x @ v))
+        inverse = self.inverse[i]
+        v = inverse @ x
+        step = v[:, None] * v
+        step /= 1.0 + float(x @ v)
+        inverse -= step
         self.tokens[i] += tokens * x
         self.seconds[i] += seconds * x
         self.totals = [self.totals[0] + tokens, self.totals[1] + seconds]
@@ -85,4 +90,5 @@ class RidgeArms:
         if not good:
             raise ArtefactError("the saved state of a linear bandit is damaged or was made for other fields")
         self.names, self.totals = names, totals
+        self._places = {name: i for i, name in enumerate(names)}
         self.inverse, self.tokens, self.seconds = arrays["inverse"], arrays["tokens"], arrays["seconds"]
