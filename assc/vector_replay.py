@@ -217,9 +217,7 @@ class Rounds:
             finish=np.where(self.position >= self.end, self.code, GOING),
         )
 
-    def _verify(
-        self, drafted: Ints, emitted: Ints, length: Ints, load: Ints | None
-    ) -> tuple[Floats, Floats | float]:
+    def _verify(self, drafted: Ints, emitted: Ints, length: Ints, load: Ints | None) -> tuple[Floats, Floats | float]:
         """Seconds of the target forward and of the overhead, by the formula of `CostModel.verify`."""
         flat = self.flat
         if load is None:

@@ -78,13 +78,14 @@ class LinearBandit(BasePolicy):
     def act(self, observation: Observation) -> Action:
         level = self.level = load_level(observation.occupancy)
         self._seen = x = self.features(observation)
-        priced = [prices(self.costs, level, d, observation.cost_ratio) for d in self._drafters]
-        plain = priced[0][0]
+        c = observation.cost_ratio
+        priced = [prices(self.costs, level, d, c) for d in self._drafters]
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
-        rho = tokens / seconds if seconds > 0 else 1.0 / plain
-        per_token = np.array([rho * p[2] for p in priced])[self._drafter_of]
-        means, variances = self.arms.estimate(x, per_token)
-        means -= np.array([rho * p[1] for p in priced])[self._drafter_of]  # against plain decoding, which is 0
+        rho = tokens / seconds if seconds > 0 else 1.0 / priced[0][0]
+        of_arms = np.array(priced).take(self._drafter_of, axis=0)
+        of_arms *= rho
+        means, variances = self.arms.estimate(x, of_arms[:, 2])
+        means -= of_arms[:, 1]  # against plain decoding, which is worth 0
         scores = means if self.frozen else self.scores(means, variances)
         if observation.k_max < self._all:
             scores = np.where(self._ks <= observation.k_max, scores, -np.inf)

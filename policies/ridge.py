@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assc.errors import ArtefactError
+
 BLOCK = 32
 """rounds after which discounted sums are discounted, all at once"""
 
@@ -38,6 +39,8 @@ class RidgeArms:
         self.inverse: NDArray[np.float64] = np.empty((0, size, size))
         self.gains: NDArray[np.float64] = np.empty((0, size))
         self.drafted: NDArray[np.float64] = np.empty((0, size))
+        self.solved: NDArray[np.float64] = np.empty((2, 0, size))
+        """coefficients of gain and of drafted tokens: the inverse times the sums"""
         self.gram: NDArray[np.float64] = np.empty((0, size, size))
         """Σ xxᵀ; kept only where it is discounted"""
         self.since = 0
@@ -53,6 +56,7 @@ class RidgeArms:
             self.gram = np.concatenate([self.gram, 0.0 * fresh])
             self.gains = np.concatenate([self.gains, np.zeros((len(new), self.size))])
             self.drafted = np.concatenate([self.drafted, np.zeros((len(new), self.size))])
+            self._solve()
 
     def add(self, arm: int, x: NDArray[np.float64], gain: float, drafted: float) -> None:
         """Learn one round of the arm at this place of `names`."""
@@ -61,8 +65,11 @@ class RidgeArms:
         step = v[:, None] * v
         step /= 1.0 + float(x @ v)
         inverse -= step
-        self.gains[arm] += gain * x
-        self.drafted[arm] += drafted * x
+        gains, drafts = self.gains[arm], self.drafted[arm]
+        gains += gain * x
+        drafts += drafted * x
+        self.solved[0, arm] = inverse @ gains
+        self.solved[1, arm] = inverse @ drafts
         if self.discount < 1.0:
             self.gram[arm] += x[:, None] * x
             self.since += 1
@@ -74,15 +81,23 @@ class RidgeArms:
         for sums in (self.gram, self.gains, self.drafted):
             sums *= kept
         self.inverse = np.linalg.inv(self.gram + self.ridge * np.eye(self.size))
+        self._solve()
         self.since = 0
+
+    def _solve(self) -> None:
+        self.solved = np.empty((2, len(self.names), self.size))
+        for i, inverse in enumerate(self.inverse):  # one by one, as `add` does it: the same to the last bit
+            self.solved[0, i] = inverse @ self.gains[i]
+            self.solved[1, i] = inverse @ self.drafted[i]
 
     def estimate(
         self, x: NDArray[np.float64], price: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean of gain − price·drafted, and xᵀA⁻¹x, of every arm at `x`; `price` is one per arm."""
-        v = (self.inverse.reshape(-1, self.size) @ x).reshape(-1, self.size)
-        means: NDArray[np.float64] = ((self.gains - price[:, None] * self.drafted) * v).sum(axis=1)
-        return means, v @ x
+        gains, drafted = (self.solved.reshape(-1, self.size) @ x).reshape(2, -1)
+        drafted *= price
+        gains -= drafted
+        return gains, self.inverse.reshape(-1, self.size * self.size) @ (x[:, None] * x).ravel()
 
     def to_json(self) -> dict[str, Any]:
         arrays = {n: getattr(self, n).tolist() for n in ("inverse", "gains", "drafted")}
@@ -110,3 +125,4 @@ class RidgeArms:
         self.names = names
         self.gram, self.since = gram, since
         self.inverse, self.gains, self.drafted = arrays["inverse"], arrays["gains"], arrays["drafted"]
+        self._solve()

@@ -65,7 +65,9 @@ class Plain:
             elif self.algo == "eps":
                 values.append((t - rho * s) / n)
             else:
-                values.append((t - rho * s) / n + self.explore * spread * math.sqrt(2 * math.log1p(total[0]) * (a.k + 1) / n))
+                values.append(
+                    (t - rho * s) / n + self.explore * spread * math.sqrt(2 * math.log1p(total[0]) * (a.k + 1) / n)
+                )
         if self.algo == "eps" and draw < 0.1:
             return playable[int(draw / 0.1 * len(playable))]
         return playable[int(np.argmax(values))]
@@ -134,7 +136,11 @@ def test_goodput_plans_as_the_formula_over_its_window() -> None:
 
 def test_history_fields_by_hand() -> None:
     first = RoundRecord(0, 0, Action("ngram", 4), 4, 1, 2, (7, 8), 0.06)
-    past = [first, RoundRecord(1, 2, Action(None, 0), 0, 0, 1, (7,), 0.05), RoundRecord(2, 3, Action("ngram", 8), 2, 2, 3, (), 0.05)]
+    past = [
+        first,
+        RoundRecord(1, 2, Action(None, 0), 0, 0, 1, (7,), 0.05),
+        RoundRecord(2, 3, Action("ngram", 8), 2, 2, 3, (), 0.05),
+    ]
     fields = Featurizer(["history_k", "history_accepted", "history_rollback"])
     seen = Observation(6, 3, 9, 6, 0.0, past, 0.1)
     assert fields(seen).reshape(3, HISTORY) == pytest.approx(

@@ -78,7 +78,12 @@ def busy(costs: CostModel) -> list[Load]:
 def test_chains_and_loads_are_those_of_single_environments(chain: int, loaded: bool, fields: tuple[str, ...]) -> None:
     """Episodes of several requests and costs that switch under way: numbers, ends and info, for both vector kinds."""
     trace = tiny_trace()
-    options: dict[str, Any] = {"fields": fields, "chain": chain, "loads": busy(COSTS) if loaded else (), "reward": "saved"}
+    options: dict[str, Any] = {
+        "fields": fields,
+        "chain": chain,
+        "loads": busy(COSTS) if loaded else (),
+        "reward": "saved",
+    }
     singles = SyncVectorEnv(
         [lambda: replay_env(trace=trace, cost_model=COSTS, split=None, **options) for _ in range(3)],
         autoreset_mode=AutoresetMode.SAME_STEP,

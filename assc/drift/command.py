@@ -194,9 +194,7 @@ def _optimal(played: Sequence[Played]) -> dict[str, Any]:
     return {"tokens": curve.tokens.tolist(), "best": np.round(curve.best - curve.optimal, 3).tolist()}
 
 
-def _row(
-    config: Config, scenario: Scenario, label: str, played: Sequence[Played], k_max: int
-) -> dict[str, Any]:
+def _row(config: Config, scenario: Scenario, label: str, played: Sequence[Played], k_max: int) -> dict[str, Any]:
     curves = [regret(p) for p in played]
     mean = mean_curve(curves)
     segments = []

@@ -102,7 +102,10 @@ def jumps(played: Sequence[Played], k_max: int) -> float:
 def segment_report(played: Sequence[Played], segment: int, window: int, within: float, settle: int) -> dict[str, Any]:
     """Recovery (pooled over streams, and of each), and the speed before and after `settle` rounds of the segment."""
     own = [recovery([p], segment, window, within) for p in played]
-    parts = [(p.reference[p.segment == segment], p.seconds[p.segment == segment], p.k[p.segment == segment]) for p in played]
+    inside = [p.segment == segment for p in played]
+    names = ("reference", "seconds", "k")
+    parts = [tuple(getattr(p, name)[i] for name in names) for p, i in zip(played, inside, strict=True)]
+    late = np.concatenate([k[settle:] for _, _, k in parts])
 
     def speed(part: slice) -> float | None:
         theirs, mine = (sum(float(pair[i][part].sum()) for pair in parts) for i in (0, 1))
@@ -113,6 +116,6 @@ def segment_report(played: Sequence[Played], segment: int, window: int, within: 
         "recovery_of_each": own,
         "early_speed": speed(slice(0, settle)),
         "settled_speed": speed(slice(settle, None)),
-        "rollback": float(np.mean(np.concatenate([k[settle:] == 0 for _, _, k in parts]))) if parts else None,
+        "rollback": float((late == 0).mean()) if len(late) else None,
         "rounds": [len(k) for _, _, k in parts],
     }

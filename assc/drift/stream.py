@@ -92,7 +92,9 @@ class Played:
     """the round ends a request"""
 
 
-def rounds(policy: Policy, references: Sequence[Reference], order: Sequence[int], stops: Sequence[Stop]) -> Iterator[Any]:
+def rounds(
+    policy: Policy, references: Sequence[Reference], order: Sequence[int], stops: Sequence[Stop]
+) -> Iterator[Any]:
     """Play the stops; yields the columns of `Played` round by round."""
     for segment, row in stops:
         reference = references[order[segment]]
