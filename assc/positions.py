@@ -13,6 +13,7 @@ from typing import Any, Literal
 from assc.core import Action, FinishReason, Mode, Observation, Request, RoundRecord
 from assc.costs import CostModel
 from assc.errors import RequestError
+from assc.groups import check_chunks, judged, played_groups
 from assc.trace import CONFIDENCE, FINISHES, Header, Trace
 from assc.trace_rules import budget_of, kv_slots, peek_drafter, replay_table, trace_cost_ratio
 
@@ -54,15 +55,24 @@ class Text:
 class PositionBackend:
     """A `Backend` over texts that are known by position; where they come from is `text_of`, for subclasses.
 
-    The policy's own seconds are left out of the records, since they are not those of the decoding machine.
+    The policy's own seconds are left out of the records, since they are not those of the decoding machine. `chunks` is
+    the number of groups in which drafted tokens are verified (`assc.groups`).
     """
 
     def __init__(
-        self, header: Header, cost_model: CostModel, *, k_values: Sequence[int] | None = None, matches: bool = True
+        self,
+        header: Header,
+        cost_model: CostModel,
+        *,
+        k_values: Sequence[int] | None = None,
+        matches: bool = True,
+        chunks: int = 1,
     ) -> None:
+        check_chunks(chunks, header.k_max)
         self.header = header
         self.cost_model = cost_model
         self.k_max = header.k_max
+        self.chunks = chunks
         self.mode: Mode = header.mode
         self.time_source: Literal["measured", "modelled"] = "modelled"
         self.table = replay_table(header, k_values)
@@ -111,6 +121,7 @@ class PositionBackend:
             "mode": h.mode,
             "c": self.cost_ratio,
             "k_max": h.k_max,
+            "chunks": self.chunks,
             "drafters": [d.name for d in h.drafters],
             "time_source": self.time_source,
             "cost_model": self.cost_model.to_json(),
@@ -207,7 +218,14 @@ class PositionBackend:
         elif n >= self._budget:
             self._finish = self._cut
         target = not _TARGET.isdisjoint(self._needs)
-        verify = costs.verify(drafted, costs.kv(length, self._slots), emitted)
+        kv, discarded = costs.kv(length, self._slots), 0
+        groups: tuple[int, ...] = ()
+        if self.chunks == 1:
+            verify = costs.verify(drafted, kv, emitted)
+        else:
+            groups = played_groups(drafted, self.chunks, emitted)
+            verify = costs.verify_groups(groups, kv, emitted)
+            drafted, discarded = judged(drafted, groups), drafted - judged(drafted, groups)
         record = RoundRecord(
             len(self._past),
             self._position,
@@ -221,7 +239,7 @@ class PositionBackend:
             verify,
             0.0,
             costs.overhead,
-            0,
+            discarded,
             peeked is not None,
             catch_up,
             steps,
@@ -229,6 +247,7 @@ class PositionBackend:
             text.entropy[n - 1] if target else None,
             text.top1[n - 1] if target else None,
             reasons,
+            groups,
         )
         self._position, self._peeked = n, None
         self._past.append(record)

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assc.actions import ActionTable
-from assc.costs import TILE, CostModel
+from assc.costs import CostModel
 from assc.errors import RequestError
+from assc.groups import check_chunks
 from assc.trace import CONFIDENCE, FINISHES, Trace
 from assc.trace_rules import check_replayable, kv_slots, peek_drafter
 
@@ -28,15 +29,28 @@ LENGTH, CONTEXT = FINISHES.index("length"), FINISHES.index("context")
 
 
 class FlatTrace:
-    """Columns [P] of all positions and facts [R] of all requests of a trace, ready to be gathered."""
+    """Columns [P] of all positions and facts [R] of all requests of a trace, ready to be gathered.
+
+    `chunks` is the number of groups in which drafted tokens are verified (`assc.groups`).
+    """
 
     def __init__(
-        self, trace: Trace, costs: CostModel, *, max_new_tokens: int | None = None, approximate: bool = False
+        self,
+        trace: Trace,
+        costs: CostModel,
+        *,
+        max_new_tokens: int | None = None,
+        approximate: bool = False,
+        chunks: int = 1,
     ) -> None:
         check_replayable(trace.header, costs, approximate=approximate, name=trace.name)
         if max_new_tokens is not None and max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}, allowed is 1 or more")
         c, header = trace.columns, trace.header
+        check_chunks(chunks, header.k_max)
+        self.chunks = chunks
+        tables = costs.verify_tables(header.k_max, chunks)
+        self.verify_seconds, self.forwards, self.judged = tables.seconds, tables.forwards, tables.judged
         self.trace, self.costs, self.k_max = trace, costs, header.k_max
         self.drafters = trace.drafters
         self.start: Ints = np.asarray(c["offsets"][:-1], np.int64)
@@ -74,6 +88,14 @@ class FlatTrace:
         self.feeds = np.array([d.keeps != "nothing" for d in header.drafters])
         self.keeps_drafts = np.array([d.keeps == "drafts" for d in header.drafters])
 
+    def verify(self, drafted: Ints, emitted: Ints, kv: Ints) -> Floats:
+        """Seconds of verifying and committing in rounds that proposed `drafted` tokens, as `CostModel` prices them."""
+        reading = self.costs.target_per_kv * kv
+        if self.chunks > 1:
+            reading = reading * self.forwards[drafted, emitted]
+        seconds: Floats = self.verify_seconds[drafted, emitted] + reading + self.costs.per_emitted * emitted
+        return seconds
+
     def actions(self, table: ActionTable) -> tuple[Ints, Ints]:
         """Drafter number (-1 for rollback) and K of each action of a table. `RequestError` for one it cannot play."""
         numbers = {name: i for i, name in enumerate(self.drafters)}
@@ -89,6 +111,7 @@ class Played:
     """One round of each of N requests: counts in tokens, times in seconds, as in `RoundRecord`."""
 
     drafted: Ints
+    """judged tokens, as in `RoundRecord`"""
     accepted: Ints
     emitted: Ints
     seconds: Floats
@@ -165,14 +188,10 @@ class Rounds:
         length = self.prompt + n
         draft, steps, catch_up = self._work(d, asked, drafted, accepted, length, lanes)
         costs = flat.costs
-        kv = self.slots if costs.static_kv else length
-        verify = costs.target_fixed + costs.target_per_token * (drafted + 1) + costs.target_per_kv * kv
-        if costs.target_per_tile:
-            verify += costs.target_per_tile * (drafted // TILE)
-        verify += costs.per_emitted * emitted
+        verify = flat.verify(drafted, emitted, self.slots if costs.static_kv else length)
         self.position = n + emitted
         return Played(
-            drafted=drafted,
+            drafted=drafted if flat.chunks == 1 else flat.judged[drafted, emitted],
             accepted=accepted,
             emitted=emitted,
             seconds=draft + verify + costs.overhead,

@@ -12,6 +12,7 @@ from assc.batch import Batch, Row
 from assc.drafters.base import Confidence, Drafter, Proposal, register_drafter
 from assc.drafters.model import confidence
 from assc.drafters.net import HiddenNet, LayerKV
+from assc.drafters.parking import bytes_of
 from assc.sampling import Noise, widen
 from assc.verify import sample
 
@@ -54,7 +55,7 @@ class HiddenDrafter(Drafter):
 
     def begin(self, batch: Batch) -> None:
         assert batch.hidden is not None, "the engine keeps the target's hidden states for drafters that need them"
-        self._kv = LayerKV(self.net, batch.size, batch.kv.length)
+        self._kv = None  # made when it first drafts: a draft that is never chosen needs no buffers
         self._encoded = [0] * batch.size
         self._noise = {b: row.noise.of(self.net.token_ids) for b, row in enumerate(batch.rows) if row.noise is not None}
         self._reset_round(batch)
@@ -70,7 +71,6 @@ class HiddenDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, batch: Batch, ks: Sequence[int]) -> Proposal:
-        assert self._kv is not None
         ks, width = list(ks), max(ks)
         rows = [b for b, k in enumerate(ks) if k > 0]
         self._catch_up(batch, rows)
@@ -85,6 +85,7 @@ class HiddenDrafter(Drafter):
         logits: list[Tensor | None] = [None if s is None else s.logits for s in starts]
         first = batch.positions([row.length for row in batch.rows], 1)
         planned = torch.tensor(ks).to(batch.device, non_blocking=True)[:, None]
+        kv = self._kv
         for j in range(width):
             for b in rows:
                 scores = logits[b]
@@ -98,16 +99,19 @@ class HiddenDrafter(Drafter):
             if j + 1 < max(ks):
                 junk = batch.kv.length - 1
                 positions = first + j if batch.size == 1 else torch.where(j + 1 < planned, first + j, junk)
-                features = self._kv.forward(tokens[:, j : j + 1], features, positions)
+                assert kv is not None, "catching up made it"
+                features = kv.forward(tokens[:, j : j + 1], features, positions)
                 logits = list(self.net.logits(features[:, 0]).unbind(0))
         return Proposal(tokens, ks, q, [w[0] for w in self._work], [w[1] for w in self._work])
 
     def _catch_up(self, batch: Batch, rows: Sequence[int]) -> None:
         """Encode the committed positions that the buffers of `rows` lack, up to the last committed token."""
-        assert self._kv is not None and batch.hidden is not None
+        assert batch.hidden is not None
         rows = [b for b in rows if b not in self._starts]
         if not rows:
             return
+        if self._kv is None:
+            self._kv = LayerKV(self.net, batch.size, batch.kv.length)
         lengths = [row.length for row in batch.rows]
         # at least one block: asked again where nothing was committed since (the recorder does), it answers the same
         blocks = max(1, *(-(-(lengths[b] - self._encoded[b]) // BLOCK) for b in rows))
@@ -161,7 +165,15 @@ class HiddenDrafter(Drafter):
             noise.forget(batch.rows[b].length)
         self._reset_round(batch)
 
-    def memory_bytes(self) -> int:
-        own = sum(p.numel() * p.element_size() for p in self.net.parameters())
-        own += self.net.head.numel() * self.net.head.element_size()
-        return own + (self._kv.memory_bytes() if self._kv is not None else 0)
+    def weights(self) -> list[Tensor]:
+        return [t for t in (*self.net.parameters(), *self.net.buffers()) if t.is_floating_point()]
+
+    def parameter_bytes(self) -> int:
+        return self.parking.bytes if self.parking.away else bytes_of([*self.net.parameters(), self.net.head])
+
+    def buffer_bytes(self) -> int:
+        return self._kv.memory_bytes() if self._kv is not None else 0
+
+    def forget(self) -> None:
+        self._kv, self._starts = None, {}
+        self._encoded = [0] * len(self._encoded)
