@@ -141,14 +141,14 @@ class Measuring:
         self._backend = LiveBackend(own, mode=mode, time_source="measured", clock=clock)
         self._backend.extras = {"eos_ids": ()}
         self._ks = [k for k in k_values if 0 < k <= engine.k_max] or [1]
-        engine.load_drafters()
+        engine.pool.load_all()
         self._requests = [_request(engine, budget, mode, temperature) for budget in budgets]
         self._texts = [_plain_text(self._backend, request) for request in self._requests]
         self._pass(0)  # a warm-up
 
     def measure(self) -> None:
         """One pass over all shapes: lengths take turns, so that a machine that slows down slows all of them."""
-        self.engine.load_drafters()
+        self.engine.pool.load_all()
         self._passes += 1
         self.samples += self._pass(self._passes)
 
@@ -162,7 +162,7 @@ class Measuring:
     def fit(self) -> Calibration:
         """The model of everything measured so far."""
         found = _fit(self.samples, list(self.engine.drafters), self._probe.name)
-        if self.engine.unload_after is None:
+        if self.engine.pool.unload_after is None:
             return found
         costs = {name: replace(cost, per_load=self._load_seconds(name)) for name, cost in found.model.drafters.items()}
         return replace(found, model=replace(found.model, drafters=costs))
@@ -172,7 +172,7 @@ class Measuring:
         drafter, seconds = self.engine.drafters[name], []
         for _ in range(times + 1):
             start = self._clock()
-            self.engine.unload(name)
+            self.engine.pool.unload(name)
             drafter.load()
             seconds.append(self._clock() - start)
         return float(np.median(seconds[1:])) if drafter.weights() else 0.0

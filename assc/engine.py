@@ -14,8 +14,7 @@ from torch import Tensor
 from assc.batch import Batch, Row
 from assc.core import Action, Request
 from assc.drafters.base import Confidence, Drafter, Proposal
-from assc.drafters.memory import DrafterMemory
-from assc.drafters.parking import storages
+from assc.drafters.pool import DrafterPool
 from assc.errors import RequestError
 from assc.groups import check_chunks, check_k_max, group_columns, judged
 from assc.kv import ModelRunner, bucket_length
@@ -74,18 +73,12 @@ class Engine:
     ) -> None:
         check_k_max(k_max)
         check_chunks(chunks, k_max)
-        if len({d.name for d in drafters}) != len(drafters):
-            raise RequestError(f"two drafters share a name: {[d.name for d in drafters]}")
         self.target = target
-        self.drafters: dict[str, Drafter] = {d.name: d for d in drafters}
+        self.pool = DrafterPool(drafters, target, unload_after)
+        self.drafters: dict[str, Drafter] = self.pool.drafters
         self._hidden = any(d.needs_hidden for d in drafters)
         self.k_max = k_max
         self.chunks = chunks
-        if unload_after is not None and unload_after < 1:
-            raise RequestError(f"drafts are unloaded after {unload_after} rounds without use, allowed is 1 or more")
-        self.unload_after = unload_after
-        self._idle = dict.fromkeys(self.drafters, 0)
-        self._loads: list[str] = []
         self.eos_ids = tuple(eos_ids)
         self.tokenizer = tokenizer
         self._served: weakref.ref[Batch] | None = None
@@ -195,9 +188,9 @@ class Engine:
             row.rounds += 1
         for drafter in self.drafters.values():
             drafter.committed(batch)
-        if self.unload_after is not None:
+        if self.pool.unload_after is not None:
             with timer.phase("draft"):
-                self._unload_idle(self.unload_after)
+                self.pool.round_over()
         return outcomes
 
     def _draft(self, batch: Batch, actions: Sequence[Action], ks: Sequence[int]) -> Proposal:
@@ -207,7 +200,7 @@ class Engine:
         lengths, steps, catch_up = [0] * batch.size, [0] * batch.size, [0] * batch.size
         for name in dict.fromkeys(a.drafter for a, k in zip(actions, ks, strict=True) if k and a.drafter is not None):
             own = [k if a.drafter == name else 0 for a, k in zip(actions, ks, strict=True)]
-            part = self._awake(name).propose(batch, own)
+            part = self.pool.awake(name).propose(batch, own)
             for b in (b for b, k in enumerate(own) if k):
                 n = lengths[b] = part.lengths[b]
                 if n > own[b]:
@@ -333,47 +326,6 @@ class Engine:
             discarded=proposal.lengths[b] - drafted,
         )
 
-    # -- memory of the drafters ------------------------------------------------------------------------------------
-
-    def memory(self) -> tuple[DrafterMemory, ...]:
-        """Bytes of each drafter, as things are now."""
-        return tuple(drafter.memory() for drafter in self.drafters.values())
-
-    def load_drafters(self) -> None:
-        """Bring every unloaded draft back, for whoever uses the models besides this engine."""
-        for name in self.drafters:
-            self._awake(name)
-        self.take_loads()
-
-    def unload(self, name: str) -> None:
-        """Unload one drafter now; what it shares with the target or with other drafters stays."""
-        others = [d for d in self.drafters.values() if d.name != name]
-        target = getattr(self.target, "model", None)
-        kept = storages(t for d in others for t in d.weights())
-        if target is not None:
-            kept |= storages((*target.parameters(), *target.buffers()))
-        self.drafters[name].unload(kept)
-
-    def take_loads(self) -> tuple[str, ...]:
-        """Drafters that were brought back since the last call."""
-        loads, self._loads = tuple(self._loads), []
-        return loads
-
-    def _awake(self, name: str) -> Drafter:
-        drafter = self.drafters[name]
-        self._idle[name] = -1  # asked in the round under way
-        if not drafter.loaded:
-            drafter.load()
-            self._loads.append(name)
-        return drafter
-
-    def _unload_idle(self, most: int) -> None:
-        """The round is over: count who was not asked in it, and unload those who were not for `most` rounds."""
-        for name in self._idle:
-            self._idle[name] += 1
-            if self._idle[name] == most:
-                self.unload(name)
-
     # -- what a decision may look at -------------------------------------------------------------------------------
 
     @property
@@ -385,7 +337,7 @@ class Engine:
     def peek(self, batch: Batch, rows: Sequence[int]) -> dict[int, Confidence]:
         """The next-position confidence of the first drafter that has one."""
         self._serve(batch)
-        return self._awake(self.peeker.name).peek(batch, rows) if self.peeker is not None else {}
+        return self.pool.awake(self.peeker.name).peek(batch, rows) if self.peeker is not None else {}
 
     def match_length(self, batch: Batch, row: int) -> int | None:
         """The longest suffix match that any drafter reports."""

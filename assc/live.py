@@ -105,7 +105,7 @@ class LiveBackend:
 
     def memory(self) -> tuple[DrafterMemory, ...]:
         """Bytes of each drafter after the last round."""
-        return self.engine.memory()
+        return self.engine.pool.memory()
 
     def describe(self) -> dict[str, Any]:
         """Pair, device, dtype, threads, mode, c, drafters and time source, for result files."""
@@ -117,7 +117,7 @@ class LiveBackend:
             "k_max": self.engine.k_max,
             "chunks": self.engine.chunks,
             "drafters": list(self.engine.drafters),
-            "unload_after": self.engine.unload_after,
+            "unload_after": self.engine.pool.unload_after,
             "time_source": self.time_source,
             "cost_model": self.cost_model.to_json() if self.cost_model is not None else None,
         }
@@ -221,7 +221,7 @@ class LiveBackend:
         except BaseException:
             self._batch = None  # half a round cannot be counted or taken back: the request is over
             raise
-        phases, loads = self._timer.read(), self.engine.take_loads()
+        phases, loads = self._timer.read(), self.engine.pool.take_loads()
         self._target_confidence = None
         target = self._confidence_of_target() if self._needs & _TARGET else None
         wall = self._observing + self._timer.now() - start + policy_seconds

@@ -133,7 +133,7 @@ def test_bringing_a_draft_back_is_measured_where_drafts_are_unloaded() -> None:
     measuring.measure()
     costs = measuring.fit().model.drafters
     assert costs["model"].per_load > 0 == costs["ngram"].per_load
-    assert all(m.loaded for m in engine.memory())
+    assert all(m.loaded for m in engine.pool.memory())
 
 
 def test_files_keep_everything_and_damage_is_a_sentence(tmp_path: Path) -> None:

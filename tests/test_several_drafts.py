@@ -110,13 +110,13 @@ def test_an_idle_draft_is_unloaded_and_brought_back_in_the_round_that_asks() -> 
     shared = {w.untyped_storage().data_ptr() for w in engine.target.model.parameters()}
     backend.reset(request("greedy", budget=40))
     first = backend.step(Action("model", 2))
-    held = {m.name: m for m in engine.memory()}
+    held = {m.name: m for m in engine.pool.memory()}
     assert first.loads == 0 and all(m.loaded for m in held.values()) and held["model"].buffers > 0
     assert held["hidden"].buffers == held["layers"].buffers == 0, "drafts that were never asked hold no buffers"
     own = {name: held[name].parameters for name in NAMES}
     backend.step(Action("ngram", 2))
     backend.step(Action("ngram", 2))
-    held = {m.name: m for m in engine.memory()}
+    held = {m.name: m for m in engine.pool.memory()}
     assert [held[n].loaded for n in NAMES] == [False, False, False, True]
     assert held["model"].held == 0 and held["ngram"].parameters == 0
     for name in ("model", "hidden", "layers"):
@@ -127,10 +127,10 @@ def test_an_idle_draft_is_unloaded_and_brought_back_in_the_round_that_asks() -> 
     record = backend.step(Action("hidden", 2))
     assert record.loads == 1 and record.draft_seconds > 0
     assert engine.drafters["hidden"].loaded and not engine.drafters["model"].loaded
-    engine.load_drafters()
+    engine.pool.load_all()
     for name, weights in before.items():
         assert all(torch.equal(a, b) for a, b in zip(weights, engine.drafters[name].weights(), strict=True))
-    assert engine.take_loads() == ()
+    assert engine.pool.take_loads() == ()
 
 
 def test_weights_that_two_drafts_share_stay_while_one_of_them_is_used() -> None:
@@ -153,7 +153,7 @@ def test_modelled_time_charges_bringing_back() -> None:
     backend.step(Action("ngram", 2))
     again = backend.step(Action("model", 2))
     assert plain.draft_seconds < 0.1 < 0.5 <= again.draft_seconds and again.loads == 1
-    assert engine.memory()[0].loaded
+    assert engine.pool.memory()[0].loaded
 
 
 @pytest.mark.parametrize("spec", ["cascade", "cascade:m=1,k_model=3,k_ngram=8", "linucb", "bandit:eps", "random"])
