@@ -119,11 +119,12 @@ def draft_memory(pair: LoadedPair) -> list[str]:
     from assc.live import LiveBackend
     from assc.loading import build_engine
 
-    backend = LiveBackend(build_engine(pair, k_max=1))
-    for name in backend.engine.drafters:
+    backend, lines = LiveBackend(build_engine(pair, k_max=1)), []
+    for name, drafter in backend.engine.drafters.items():
         backend.reset(Request(pair.encode(CHECK_PROMPT), 2))
         backend.step(Action(name, 1))
-    return [str(held) for held in backend.memory()]
+        lines.append(str(drafter.memory()))
+    return lines
 
 
 def check(name: str, config: Config) -> Iterator[str]:
