@@ -3,13 +3,15 @@
 Verification is measured with a probe that drafts what the target is known to say (all accepted) or its opposite (all
 rejected), so every shape is met whatever the real drafters are good for; each real drafter is then measured for its
 own phase, warm, after rollbacks, and cold over a whole prompt. Coefficients are non-negative, fitted to relative
-errors, with outliers left out.
+errors, with outliers left out. Where the linear target cost misses a width of the verified block by more than
+`CURVE_BAR`, a curve through the measured widths takes its place (`CostModel.target_curve`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -22,13 +24,20 @@ from assc.costs import TILE, CostModel, DrafterCost
 from assc.drafters.base import Drafter, Proposal
 from assc.engine import Engine
 from assc.live import LiveBackend
+from assc.timing import Clock
 
 PROMPT_TOKENS = 96
 TEXT_TOKENS = 64
 """tokens of text that one episode plays over"""
 ROUNDS = 3
 """rounds per shape"""
-K_VALUES: tuple[int, ...] = (0, 2, 4, 8, 16)
+K_VALUES: tuple[int, ...] = (0, 1, 2, 4, 8, 12, 15, 16)
+"""of the probe; the real drafters' costs are lines, for which `DRAFT_K` are enough"""
+DRAFT_K = frozenset({1, 2, 4, 8, 16})
+CURVE_BAR = 0.01
+"""relative error of the linear target cost at some width above which the curve is used"""
+CURVE_SAMPLES = 4
+"""samples that a width needs to be a knot of the curve"""
 OUTLIER = 4.0
 """samples further than this many median deviations from the fit are left out"""
 
@@ -96,25 +105,77 @@ def fit_costs(
 
     More than one buffer length is needed to tell the cost per slot apart. The engine is left as it was.
     """
-    probe = Probe()
-    measuring = Engine(
-        engine.target,
-        [probe, *engine.drafters.values()],
-        k_max=engine.k_max,
-        fixed_width=engine.fixed_width,
-        lazy_verify=engine.lazy_verify,
-    )
-    backend = LiveBackend(measuring, mode=mode, time_source="measured")
-    backend.extras = {"eos_ids": ()}
-    ks = [k for k in k_values if 0 < k <= engine.k_max] or [1]
-    samples: list[Sample] = []
-    requests = [_request(engine, budget, mode, temperature) for budget in budgets]
-    texts = [_plain_text(backend, request) for request in requests]
-    for repeat in range(rounds + 1):  # lengths take turns, so that a machine that slows down slows all of them
-        for request, probe.text in zip(requests, texts, strict=True):
-            found = _episode(backend, request, probe, ks, np.random.default_rng(repeat))
-            samples += found if repeat else []  # the first is a warm-up
-    return _fit(samples, list(engine.drafters), probe.name)
+    measuring = Measuring(engine, k_values=k_values, budgets=budgets, mode=mode, temperature=temperature)
+    for _ in range(rounds):
+        measuring.measure()
+    return measuring.fit()
+
+
+class Measuring:
+    """Collects rounds to fit a model to, a pass at a time, so that other work can take turns with it.
+
+    The engine's drafters and target are shared, its own state is left alone; `chunks` and `unload_after` do not apply.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        k_values: tuple[int, ...] = K_VALUES,
+        budgets: Sequence[int] = (TEXT_TOKENS,),
+        mode: Mode = "greedy",
+        temperature: float = 0.0,
+        clock: Clock = perf_counter,
+    ) -> None:
+        self._clock = clock
+        self.engine = engine
+        self.samples: list[Sample] = []
+        self._probe, self._passes = Probe(), 0
+        own = Engine(
+            engine.target,
+            [self._probe, *engine.drafters.values()],
+            k_max=engine.k_max,
+            fixed_width=engine.fixed_width,
+            lazy_verify=engine.lazy_verify,
+        )
+        self._backend = LiveBackend(own, mode=mode, time_source="measured", clock=clock)
+        self._backend.extras = {"eos_ids": ()}
+        self._ks = [k for k in k_values if 0 < k <= engine.k_max] or [1]
+        engine.pool.load_all()
+        self._requests = [_request(engine, budget, mode, temperature) for budget in budgets]
+        self._texts = [_plain_text(self._backend, request) for request in self._requests]
+        self._pass(0)  # a warm-up
+
+    def measure(self) -> None:
+        """One pass over all shapes: lengths take turns, so that a machine that slows down slows all of them."""
+        self.engine.pool.load_all()
+        self._passes += 1
+        self.samples += self._pass(self._passes)
+
+    def _pass(self, seed: int) -> list[Sample]:
+        found: list[Sample] = []
+        for request, text in zip(self._requests, self._texts, strict=True):
+            self._probe.text = text
+            found += _episode(self._backend, request, self._probe, self._ks, np.random.default_rng(seed))
+        return found
+
+    def fit(self) -> Calibration:
+        """The model of everything measured so far."""
+        found = _fit(self.samples, list(self.engine.drafters), self._probe.name)
+        if self.engine.pool.unload_after is None:
+            return found
+        costs = {name: replace(cost, per_load=self._load_seconds(name)) for name, cost in found.model.drafters.items()}
+        return replace(found, model=replace(found.model, drafters=costs))
+
+    def _load_seconds(self, name: str, times: int = 3) -> float:
+        """Seconds of unloading a drafter and bringing it back, median; the first time, which copies, is left out."""
+        drafter, seconds = self.engine.drafters[name], []
+        for _ in range(times + 1):
+            start = self._clock()
+            self.engine.pool.unload(name)
+            drafter.load()
+            seconds.append(self._clock() - start)
+        return float(np.median(seconds[1:])) if drafter.weights() else 0.0
 
 
 def _request(engine: Engine, budget: int, mode: Mode, temperature: float) -> Request:
@@ -142,7 +203,7 @@ def _episode(
     """Every shape once in random order, as far as the text goes."""
     drafters = [n for n in backend.engine.drafters if n != probe.name]
     menu: list[tuple[Action, bool]] = [(ROLLBACK, False)] * 3
-    menu += [(Action(name, k), True) for name in drafters for k in ks]
+    menu += [(Action(name, k), True) for name in drafters for k in ks if k in DRAFT_K or len(ks) == 1]
     menu += [(Action(probe.name, k), wrong) for k in ks for wrong in (True, False)]
     backend.reset(request)
     slots = backend.batch.kv.length
@@ -159,33 +220,49 @@ def _episode(
 
 def _fit(samples: Sequence[Sample], drafters: Sequence[str], probe: str) -> Calibration:
     records = [s.record for s in samples]
-    slots = np.array([s.slots for s in samples], np.float64)
-    emitted = np.array([r.emitted for r in records], np.float64)
-    ones = np.ones(len(records))
-    tiles = np.array([r.drafted // TILE for r in records], np.float64)
-    columns = [ones, np.array([r.drafted + 1.0 for r in records]), emitted, tiles]
-    if len(set(slots.tolist())) > 1:
-        columns.append(slots)
-    seconds = np.array([r.verify_seconds for r in records])
-    (fixed, per_token, per_emitted, per_tile, *per_slot), residual = _relative_nnls(np.stack(columns, axis=1), seconds)
-    residuals = {"verify": residual}
+    target, residuals = _target(samples)
     costs: dict[str, DrafterCost] = {}
     for name in drafters:
         own = [r for r in records if r.action.drafter == name]
         costs[name], residuals[name] = _drafter(own)
+    model = replace(
+        target,
+        drafters=costs,
+        overhead=float(np.median([r.other_seconds for r in records])),
+        label="fitted to measured rounds on this machine",
+        static_kv=True,
+        kv_reference=int(np.median([s.slots for s in samples])),
+    )
+    return Calibration(model, residuals)
+
+
+def _target(samples: Sequence[Sample]) -> tuple[CostModel, dict[str, float]]:
+    """The target's coefficients: the line with its tiles, and the curve through the widths if the line will not do."""
+    seconds = np.array([s.record.verify_seconds for s in samples])
+    width = np.array([s.record.drafted + 1.0 for s in samples])
+    slots = np.array([s.slots for s in samples], np.float64)
+    rest = [np.array([s.record.emitted for s in samples], np.float64)]
+    rest += [slots] if len(set(slots.tolist())) > 1 else []
+    line = [np.ones(len(samples)), width, (width - 1) // TILE]
+    (fixed, per_token, per_tile, per_emitted, *per_slot), errors, kept = _relative_nnls([*line, *rest], seconds)
     model = CostModel(
         target_fixed=max(fixed, 1e-9),
         target_per_token=per_token,
         target_per_tile=per_tile,
         target_per_kv=per_slot[0] if per_slot else 0.0,
         per_emitted=per_emitted,
-        drafters=costs,
-        overhead=float(np.median([r.other_seconds for r in records])),
-        label="fitted to measured rounds on this machine",
-        static_kv=True,
-        kv_reference=int(np.median(slots)),
     )
-    return Calibration(model, residuals)
+    residuals = {"verify": _rms(errors[kept])}
+    knots = [w for w in sorted(set(width.tolist())) if (width == w).sum() >= CURVE_SAMPLES]
+    missed = max((abs(float(np.median(errors[width == w]))) for w in knots), default=0.0)
+    if missed <= CURVE_BAR or len(knots) < 3:
+        return model, residuals
+    hats = [np.interp(width, knots, np.arange(len(knots)) == i) for i in range(len(knots))]
+    coefficients, errors, kept = _relative_nnls([*hats, *rest], seconds)
+    at, (per_emitted, *per_slot) = coefficients[: len(knots)], coefficients[len(knots) :]
+    curve = tuple((int(w), value - model.forward(w)) for w, value in zip(knots, at, strict=True))
+    model = replace(model, target_curve=curve, per_emitted=per_emitted, target_per_kv=per_slot[0] if per_slot else 0.0)
+    return model, {"verify": _rms(errors[kept]), "verify, a line instead": residuals["verify"]}
 
 
 def _drafter(records: Sequence[RoundRecord]) -> tuple[DrafterCost, float]:
@@ -199,13 +276,20 @@ def _drafter(records: Sequence[RoundRecord]) -> tuple[DrafterCost, float]:
         return DrafterCost(0.0, per_call=call), float(np.median(np.abs(seconds / max(call, 1e-12) - 1.0)))
     catch_up = np.array([r.catch_up for r in records], np.float64)
     used = seconds > 0
-    design = np.stack([np.ones(len(records)), steps, catch_up], axis=1)[used]
-    (call, step, caught), residual = _relative_nnls(design, seconds[used])
-    return DrafterCost(step, per_catch_up=min(caught, step + call), per_call=call), residual
+    design = [part[used] for part in (np.ones(len(records)), steps, catch_up)]
+    (call, step, caught), errors, kept = _relative_nnls(design, seconds[used])
+    return DrafterCost(step, per_catch_up=min(caught, step + call), per_call=call), _rms(errors[kept])
 
 
-def _relative_nnls(design: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[list[float], float]:
-    """Non-negative coefficients that minimise relative errors, outliers left out once; and the errors' RMS."""
+def _rms(errors: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+def _relative_nnls(
+    columns: Sequence[NDArray[np.float64]], seconds: NDArray[np.float64]
+) -> tuple[list[float], NDArray[np.float64], NDArray[np.bool_]]:
+    """Non-negative coefficients that minimise relative errors, the errors, and which samples are no outliers."""
+    design = np.stack(columns, axis=1)
     keep = np.ones(len(seconds), bool)
     errors = np.zeros(len(seconds))
     coefficients = np.zeros(design.shape[1])
@@ -215,4 +299,4 @@ def _relative_nnls(design: NDArray[np.float64], seconds: NDArray[np.float64]) ->
         errors = design @ coefficients / np.maximum(seconds, 1e-12) - 1.0
         spread = np.median(np.abs(errors[keep] - np.median(errors[keep])))
         keep = np.abs(errors - np.median(errors[keep])) <= OUTLIER * max(spread, 1e-6)
-    return [float(c) for c in coefficients], float(np.sqrt(np.mean(errors[keep] ** 2)))
+    return [float(c) for c in coefficients], errors, keep

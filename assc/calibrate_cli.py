@@ -1,4 +1,8 @@
-"""`python -m assc calibrate`: fit the cost model of a pair on this machine, save it, and check it on live runs."""
+"""`python -m assc calibrate`: fit the cost model of a pair on this machine, save it, and check it on live runs.
+
+With `--check` the rounds that the model is fitted to and the held-out runs that it is compared with take turns, so that
+a machine whose speed changes is the same machine for both (`assc.cost_check`).
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from assc.actions import ActionTable
 from assc.cli import parse, run_cli
-from assc.core import ROLLBACK, Action, Episode, Mode, Observation, Request
-from assc.costs import CostModel
+from assc.core import Mode, Request
+from assc.cost_check import CheckRow, check_table, fit_and_check
 from assc.costs_io import CostFile, write_costs
 from assc.errors import RequestError
 from assc.files import check_writable
+from assc.groups import check_chunks, check_k_max
 
 if TYPE_CHECKING:
-    from assc.live import LiveBackend
     from assc.pairs import LoadedPair
-
-CHECK_K: tuple[int, ...] = (0, 2, 4, 8)
-TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Config:
     """model pair; `python -m assc doctor` lists them"""
     target: str | None = None
     """target model instead of the pair's"""
-    draft: str | None = None
-    """draft model: directory or hub id"""
+    draft: tuple[str, ...] = ()
+    """drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the drafter"""
     k_max: int = 16
     """largest K measured"""
     mode: Mode = "greedy"
@@ -47,13 +47,18 @@ class Config:
     out: Path | None = None
     """JSON file to write"""
     check: bool = False
-    """compare modelled and measured seconds on held-out requests, static K in 0, 2, 4, 8 per drafter"""
+    """compare modelled and measured seconds on held-out requests, static K in 0, 2, 4, 8 per drafter, measured in turns
+    with what is fitted"""
     check_requests: int = 6
     """requests of the check"""
     check_tokens: int = 48
     """their budget"""
-    repeats: int = 2
+    repeats: int = 3
     """how often the check is measured: tells the run-to-run spread"""
+    chunks: int = 1
+    """verify drafted tokens in so many groups in the check; the model prices any number of them"""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu: processor time of this process instead of the wall clock, for --threads 1 on a CPU that others use too"""
     workload: str = "mixed"
     """where the check's prompts come from"""
     device: str = "auto"
@@ -64,86 +69,13 @@ class Config:
     """torch threads; default: torch's own choice"""
 
 
-class _Fixed:
-    """The same K in every round, cut to what can be played."""
-
-    needs: frozenset[str] = frozenset()
-
-    def __init__(self, drafter: str | None, k: int) -> None:
-        self.action = ROLLBACK if drafter is None else Action(drafter, k)
-        self.spec = str(self.action)
-
-    def begin(self, table: ActionTable) -> None: ...
-
-    def act(self, observation: Observation) -> Action:
-        return self.action.clipped(observation.k_max)
-
-    def update(self, record: object) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def state_dict(self) -> dict[str, object]:
-        return {}
-
-    def load_state_dict(self, state: object) -> None: ...
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """Σseconds of one static action, measured (mean of the repeats) and modelled. `spread` is relative."""
-
-    action: str
-    measured: float
-    modelled: float
-    spread: float
-
-    @property
-    def error(self) -> float:
-        return self.modelled / self.measured - 1.0
-
-    @property
-    def passed(self) -> bool:
-        return abs(self.error) <= max(TOLERANCE, self.spread)
-
-
-def modelled_seconds(costs: CostModel, episode: Episode, slots: int) -> float:
-    """What the model says about rounds that were measured."""
-    total = 0.0
-    prompt = len(episode.request.prompt_ids)
-    for record in episode.rounds:
-        total += costs.price(record, costs.kv(prompt + record.position, slots)).seconds
-    return total
-
-
-def check_costs(
-    backend: LiveBackend, costs: CostModel, requests: Sequence[Request], *, repeats: int = 2
-) -> list[CheckRow]:
-    """Play static K live, all actions interleaved request by request, and compare."""
-    from assc.run import run_request
-
-    k_values = [k for k in CHECK_K if 0 < k <= backend.engine.k_max]
-    policies = [_Fixed(None, 0), *(_Fixed(d, k) for d in backend.engine.drafters for k in k_values)]
-    measured = [[0.0] * repeats for _ in policies]
-    modelled = [0.0 for _ in policies]
-    run_request(backend, requests[0], policies[-1])  # warm-up
-    for repeat in range(repeats):
-        for request in requests:
-            for i, policy in enumerate(policies):
-                episode = run_request(backend, request, policy)
-                measured[i][repeat] += sum(r.seconds - r.policy_seconds for r in episode.rounds)
-                modelled[i] += modelled_seconds(costs, episode, backend.batch.kv.length)
-    rows = []
-    for policy, seconds, model in zip(policies, measured, modelled, strict=True):
-        mean = sum(seconds) / repeats
-        rows.append(CheckRow(policy.spec, mean, model / repeats, (max(seconds) - min(seconds)) / mean))
-    return rows
-
-
 def _check(config: Config) -> None:
     if config.mode == "greedy" and config.temperature > 0:
         raise RequestError("--mode greedy takes --temperature 0; sample with --mode gumbel")
-    if min(config.rounds, config.check_requests, config.check_tokens, config.repeats, config.k_max) < 1:
-        raise RequestError("--rounds, --check-requests, --check-tokens, --repeats and --k-max are 1 or more")
+    if min(config.rounds, config.check_requests, config.check_tokens, config.repeats) < 1:
+        raise RequestError("--rounds, --check-requests, --check-tokens and --repeats are 1 or more")
+    check_k_max(config.k_max)
+    check_chunks(config.chunks, config.k_max)
     if not config.budgets or min(config.budgets) < 2:
         raise RequestError("--budgets needs at least one number, each 2 or more")
     if config.out is not None:
@@ -154,10 +86,11 @@ def calibrate_pair(config: Config) -> int:
     """Fit, print, save, check. 1 when the check fails."""
     import torch
 
-    from assc.calibrate import fit_costs
+    from assc.calibrate import Measuring
     from assc.live import LiveBackend
     from assc.loading import build_engine
     from assc.pairs import load_pair
+    from assc.timing import CLOCKS
 
     _check(config)
     pair = load_pair(
@@ -168,14 +101,20 @@ def calibrate_pair(config: Config) -> int:
         dtype=config.dtype,
         threads=config.threads,
     )
-    engine = build_engine(pair, k_max=config.k_max)
-    found = fit_costs(
-        engine,
-        rounds=config.rounds,
-        budgets=config.budgets,
-        mode=config.mode,
-        temperature=config.temperature,
-    )
+    engine = build_engine(pair, k_max=config.k_max, chunks=config.chunks)
+    clock = CLOCKS[config.clock]
+    if config.clock == "cpu" and (pair.device.type != "cpu" or torch.get_num_threads() != 1):
+        raise RequestError("--clock cpu counts processor time: it needs --device cpu and --threads 1")
+    measuring = Measuring(engine, budgets=config.budgets, mode=config.mode, temperature=config.temperature, clock=clock)
+    rows: list[CheckRow] = []
+    if config.check:
+        backend = LiveBackend(engine, mode=config.mode, time_source="measured", clock=clock)
+        requests = _held_out(config, pair)
+        found, rows = fit_and_check(measuring, backend, requests, rounds=config.rounds, repeats=config.repeats)
+    else:
+        for _ in range(config.rounds):
+            measuring.measure()
+        found = measuring.fit()
     file = CostFile(
         found.model,
         pair=pair.name,
@@ -189,11 +128,8 @@ def calibrate_pair(config: Config) -> int:
     if config.out is not None:
         write_costs(file, config.out)
         print(f"written to {config.out}")
-    if not config.check:
-        return 0
-    backend = LiveBackend(engine, mode=config.mode, cost_model=found.model, time_source="measured")
-    rows = check_costs(backend, found.model, _held_out(config, pair), repeats=config.repeats)
-    print(check_table(rows))
+    if rows:
+        print(check_table(rows))
     return 0 if all(r.passed for r in rows) else 1
 
 
@@ -216,6 +152,9 @@ def describe(file: CostFile) -> str:
         f"+ {1e6 * m.target_per_kv:.3f} us per slot + {1e3 * m.per_emitted:.4f} per committed token; "
         f"overhead {1e3 * m.overhead:.3f} ms",
     ]
+    if m.target_curve:
+        widths = ", ".join(f"{columns}: {1e3 * m.forward(columns):.2f}" for columns, _ in m.target_curve)
+        lines.append(f"target by width of the block instead of a line (ms without slots and commitment): {widths}")
     for name, d in m.drafters.items():
         lines.append(
             f"{name}: {1e3 * d.per_call:.3f} ms per call + {1e3 * d.per_step:.3f} per step "
@@ -223,17 +162,6 @@ def describe(file: CostFile) -> str:
         )
     residuals = ", ".join(f"{name} {value:.1%}" for name, value in file.residuals.items())
     return "\n".join([*lines, f"residuals (relative RMS): {residuals or 'none'}"])
-
-
-def check_table(rows: Sequence[CheckRow]) -> str:
-    """Measured against modelled seconds, one line per static action."""
-    lines = [f"{'static':<14} {'measured':>9} {'modelled':>9} {'error':>7} {'spread':>7}"]
-    for r in rows:
-        verdict = "pass" if r.passed else "FAIL"
-        lines.append(
-            f"{r.action:<14} {r.measured:>8.3f}s {r.modelled:>8.3f}s {r.error:>+7.1%} {r.spread:>7.1%} {verdict}"
-        )
-    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

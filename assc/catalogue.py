@@ -10,6 +10,8 @@ from assc.sources import TINY
 
 MODEL_DRAFTER = "model"
 """drafter name of the one draft model that a pair usually has"""
+NGRAM_DRAFTER = "ngram"
+"""drafter name of the lookup, which every pair has"""
 HIDDEN_DRAFTER = "hidden"
 """drafter name of a draft that was learned on the target's hidden states"""
 

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 Mode = Literal["greedy", "rejection", "gumbel"]
 MODES: tuple[Mode, ...] = ("greedy", "rejection", "gumbel")
 
+
+def default_temperature(mode: Mode) -> float:
+    """Temperature of requests that name none."""
+    return 0.0 if mode == "greedy" else 1.0
+
+
 FinishReason = Literal["eos", "stop", "criteria", "length", "context"]
 """Why a request ended: an EOS id, a stop string, a custom stopping criterion, `max_new_tokens`, or the model's
 last position. The first three end an episode (`terminated`), the last two cut it (`truncated`)."""
@@ -94,7 +100,8 @@ class RoundRecord:
     policy_seconds: float = 0.0
     other_seconds: float = 0.0
     discarded: int = 0
-    """tokens drafted but thrown away unverified (a step policy rolled back); never part of the acceptance rate"""
+    """tokens drafted but thrown away without being judged by the target: a step policy rolled back, or verification was
+    chunked and ended before their group; never part of the acceptance rate"""
     peeked: bool = False
     """the draft's first forward ran before the decision (its cost is in `draft_seconds`)"""
     catch_up: int = 0
@@ -107,6 +114,15 @@ class RoundRecord:
     target_top1: float | None = None
     reasons: tuple[str, ...] = ()
     """notes of the policy about this decision (for example which fallback fired)"""
+    groups: tuple[int, ...] = ()
+    """columns of each target forward where verification is chunked (`assc.groups`); empty: one, over drafted + 1"""
+    loads: int = 0
+    """unloaded drafts that had to be brought back for this round (their time is in `draft_seconds`)"""
+
+    @property
+    def forwards(self) -> int:
+        """target forwards of this round"""
+        return len(self.groups) or 1
 
     @property
     def planned(self) -> int:

@@ -65,15 +65,27 @@ class SpeculativeDecoder:
 
     @classmethod
     def from_pair(
-        cls, pair: str | LoadedPair = "smollm2", *, policy: str | Policy = "assc", k_max: int = 16, **options: Any
+        cls,
+        pair: str | LoadedPair = "smollm2",
+        *,
+        policy: str | Policy = "assc",
+        k_max: int = 16,
+        chunks: int = 1,
+        unload_after: int | None = None,
+        **options: Any,
     ) -> SpeculativeDecoder:
-        """Load a named pair (`options` go to `assc.pairs.load_pair`) or take a loaded one."""
+        """Load a named pair (`options` go to `assc.pairs.load_pair`) or take a loaded one.
+
+        `chunks` verifies drafted tokens in so many groups, until one holds a rejection (docs/chunked-verification.md);
+        `unload_after` unloads a draft that was not asked for so many rounds (docs/several-drafts.md).
+        """
         from assc.loading import build_engine
         from assc.pairs import load_pair
 
         policy = make_policy(policy) if isinstance(policy, str) else policy  # a wrong spec should not cost a load
         loaded = load_pair(pair, **options) if isinstance(pair, str) else pair
-        return cls(build_engine(loaded, k_max=k_max), policy=policy, tokenizer=loaded.tokenizer, pair=loaded)
+        engine = build_engine(loaded, k_max=k_max, chunks=chunks, unload_after=unload_after)
+        return cls(engine, policy=policy, tokenizer=loaded.tokenizer, pair=loaded)
 
     def encode(self, prompt: str | Sequence[int], *, chat: bool = True) -> tuple[int, ...]:
         """Token ids of a prompt, through the chat template if the tokenizer has one; ids pass unchanged."""

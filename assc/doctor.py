@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from assc.cli import parse, run_cli
 from assc.convert import cache_dir
 from assc.device import cpu_features, cpu_name, resolve_device, resolve_dtype, usable_cores
 from assc.sources import availability
+
+if TYPE_CHECKING:
+    from assc.pairs import LoadedPair
 
 CHECK_TOKENS = 8
 CHECK_PROMPT = "What is the capital of France?"
@@ -110,6 +113,20 @@ def _pair_lines(spec: PairSpec, width: int) -> Iterator[str]:
         yield f"  {'':<{width}}          {role} {models[role]}: {state.detail}"
 
 
+def draft_memory(pair: LoadedPair) -> list[str]:
+    """Bytes of each drafter of a pair after it has drafted one token behind `CHECK_PROMPT`."""
+    from assc.core import Action, Request
+    from assc.live import LiveBackend
+    from assc.loading import build_engine
+
+    backend, lines = LiveBackend(build_engine(pair, k_max=1)), []
+    for name, drafter in backend.engine.drafters.items():
+        backend.reset(Request(pair.encode(CHECK_PROMPT), 2))
+        backend.step(Action(name, 1))
+        lines.append(str(drafter.memory()))
+    return lines
+
+
 def check(name: str, config: Config) -> Iterator[str]:
     """Load a pair, decode a few tokens with the target and run each draft once; yields lines to print."""
     from assc.pairs import load_pair
@@ -127,6 +144,8 @@ def check(name: str, config: Config) -> Iterator[str]:
     new = output[0, prompt.shape[1] :].tolist()
     seconds = time.perf_counter() - start
     yield f"check     {CHECK_PROMPT!r} -> {pair.decode(new)!r} ({len(new)} tokens in {seconds:.1f} s)"
+    for line in draft_memory(pair):
+        yield f"check     drafter {line}"
     for key, draft in pair.drafts.items():
         with torch.inference_mode():
             logits = draft(prompt).logits

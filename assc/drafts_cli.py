@@ -14,6 +14,7 @@ from assc.core import Mode
 from assc.drafts_report import Report
 from assc.errors import RequestError, WorkloadError
 from assc.files import check_writable, write_json
+from assc.groups import check_k_max
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, only_categories, select
 
 FIXED_K = 4
@@ -28,8 +29,8 @@ class Config:
     """model pair; `python -m assc doctor` lists them"""
     target: str | None = None
     """target model instead of the pair's: directory, .gguf file or hub id"""
-    draft: str | None = None
-    """draft to add: directory or hub id of a model, or the folder of a learned draft"""
+    draft: tuple[str, ...] = ()
+    """drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the drafter"""
     workload: str = "mixed"
     """mixed, or the path of a JSONL file; only its held-out prompts are decoded"""
     categories: tuple[str, ...] = ()
@@ -74,8 +75,7 @@ def _check(config: Config) -> None:
         raise RequestError(
             f"--max-new-tokens is {config.max_new_tokens}, it must be 2 or more: a budget's last token is never drafted"
         )
-    if config.k_max < 1:
-        raise RequestError(f"--k-max is {config.k_max}, it must be 1 or more")
+    check_k_max(config.k_max)
     if not 1 <= config.fixed_k <= min(config.k_max, config.max_new_tokens - 1):
         raise RequestError(f"--k is {config.k}, it must be 1 or more, at most --k-max and below --max-new-tokens")
     if config.seed < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from assc.costs import CostModel
 from assc.drafters.base import Drafter
 from assc.drafters.hidden import HiddenDrafter
 from assc.drafters.layers import trimmed_head
+from assc.drafters.memory import DrafterMemory
 from assc.drafters.model import ModelDrafter
 from assc.drafts import (
     ByPosition,
@@ -68,7 +70,9 @@ def measure(
     text = [t for result in probing.results for t in result.baseline.episode.tokens]
     longest = max(requests, key=lambda r: len(r.prompt_ids) + r.max_new_tokens)
     target, held = memory(backend, longest)
-    facts = [describe(engine.drafters[name], engine, text, held[name]) for name in names]
+    facts = [
+        replace(describe(engine.drafters[n], engine, text, held[n].held), buffer_bytes=held[n].buffers) for n in names
+    ]
     k_values = playable(engine.k_max, max(r.max_new_tokens for r in requests))
     predictions = [
         tuple(predict(sum(counts[f.name, k].values(), ByPosition()), costs, f, load, value) for value in k_values)
@@ -155,19 +159,20 @@ def own_parameters(model: nn.Module, target: nn.Module) -> int:
 
 
 @torch.inference_mode()
-def memory(backend: LiveBackend, request: Request) -> tuple[TargetFacts, dict[str, int]]:
+def memory(backend: LiveBackend, request: Request) -> tuple[TargetFacts, dict[str, DrafterMemory]]:
     """The target's facts, and bytes of each drafter, held after one round of `request` with each drafter.
 
     A drafter's bytes include the buffer of the target's hidden states if it is one that needs it.
     """
     engine = backend.engine
-    held: dict[str, int] = {}
+    held: dict[str, DrafterMemory] = {}
     for name, drafter in engine.drafters.items():
         backend.reset(request)
         backend.step(Action(name, 1))
-        held[name] = drafter.memory_bytes()
+        own = held[name] = drafter.memory()
         if drafter.needs_hidden and backend.batch.hidden is not None:
-            held[name] += backend.batch.hidden.numel() * backend.batch.hidden.element_size()
+            hidden = backend.batch.hidden.numel() * backend.batch.hidden.element_size()
+            held[name] = replace(own, buffers=own.buffers + hidden)
     model, kv = engine.target.model, backend.batch.kv
     item = torch.empty(0, dtype=engine.target.dtype).element_size()
     facts = TargetFacts(

@@ -141,12 +141,13 @@ def _cost(drafter: DrafterMeasured) -> _Judged:
 
 
 def _memory(target: TargetFacts, drafter: DrafterMeasured) -> _Judged:
-    own = drafter.facts.memory_bytes
+    own, buffers = drafter.facts.memory_bytes, drafter.facts.buffer_bytes
     verify = target.kv_bytes + target.logit_bytes
     return (
         "info",
         float(own),
-        f"target {size(target.weight_bytes)}, draft {size(own)} (weights and buffers), verification {size(verify)} "
+        f"target {size(target.weight_bytes)}, draft {size(own)} (parameters {size(own - buffers)}, buffers "
+        f"{size(buffers)}), verification {size(verify)} "
         f"(keys and values of {target.slots} slots {size(target.kv_bytes)}, logits of {target.k_max + 1} columns "
         f"{size(target.logit_bytes)})",
     )

@@ -14,7 +14,9 @@ from torch import Tensor
 from assc.batch import Batch, Row
 from assc.core import Action, Request
 from assc.drafters.base import Confidence, Drafter, Proposal
+from assc.drafters.pool import DrafterPool
 from assc.errors import RequestError
+from assc.groups import check_chunks, check_k_max, group_columns, judged
 from assc.kv import ModelRunner, bucket_length
 from assc.sampling import LogitsChain, Noise, SamplingParams
 from assc.steps import Decision
@@ -32,7 +34,19 @@ class RowOutcome:
     tokens: tuple[int, ...]
     draft_steps: int = 0
     catch_up: int = 0
+    groups: tuple[int, ...] = ()
+    """columns of each target forward, empty where verification is not chunked"""
     discarded: int = 0
+    """drafted tokens that the target never judged: of a draft rolled back, or of groups that had no turn"""
+
+
+@dataclass
+class _Verdict:
+    """What verification found for one row: the accepted run and its successor, and the logits [tokens or more, V]."""
+
+    tokens: list[int]
+    logits: Tensor
+    groups: tuple[int, ...] = ()
 
 
 Steps = Generator[Mapping[int, Confidence | None], Mapping[int, Decision], list[RowOutcome]]
@@ -43,7 +57,10 @@ class Engine:
     """Decodes batches of requests with a target and any number of named drafters.
 
     `k_max` bounds K. `fixed_width` pads every verification to k_max + 1 columns, for devices whose kernels give
-    other bits for another number of rows. `lazy_verify` judges position by position (see `assc.verify.verify`).
+    other bits for another number of rows (to those of one group where there are several). `lazy_verify` judges position
+    by position (see `assc.verify.verify`). `chunks` is the number of groups in which drafted tokens are verified
+    (`assc.groups`); it may be changed between rounds. A drafter that was not asked for `unload_after` rounds is
+    unloaded (None: never), and brought back in the round that asks it; both are part of that round's drafting.
     """
 
     def __init__(
@@ -56,15 +73,17 @@ class Engine:
         tokenizer: Any = None,
         fixed_width: bool | None = None,
         lazy_verify: bool | None = None,
+        chunks: int = 1,
+        unload_after: int | None = None,
     ) -> None:
-        if k_max < 1:
-            raise RequestError(f"K_max is {k_max}, allowed is 1 or more")
-        if len({d.name for d in drafters}) != len(drafters):
-            raise RequestError(f"two drafters share a name: {[d.name for d in drafters]}")
+        check_k_max(k_max)
+        check_chunks(chunks, k_max)
         self.target = target
-        self.drafters: dict[str, Drafter] = {d.name: d for d in drafters}
+        self.pool = DrafterPool(drafters, target, unload_after)
+        self.drafters: dict[str, Drafter] = self.pool.drafters
         self._hidden = any(d.needs_hidden for d in drafters)
         self.k_max = k_max
+        self.chunks = chunks
         self.eos_ids = tuple(eos_ids)
         self.tokenizer = tokenizer
         self._served: weakref.ref[Batch] | None = None
@@ -161,7 +180,7 @@ class Engine:
         """Play one round of every row that has not finished; finished rows return an empty outcome."""
         asked = self._asked(batch, actions)
         with timer.phase("draft"):
-            parts = {name: self.drafters[name].propose(batch, ks) for name, ks in asked.items()}
+            parts = {name: self.pool.awake(name).propose(batch, ks) for name, ks in asked.items()}
             proposal = self._merged(batch, actions, asked, parts, frozenset())
         return self._finish(batch, proposal, timer)
 
@@ -175,7 +194,8 @@ class Engine:
         parts: dict[str, Proposal] = {}
         rolled: set[int] = set()
         for name, ks in asked.items():
-            drafting = self.drafters[name].propose_steps(batch, ks)
+            with timer.phase("draft"):
+                drafting = self.pool.awake(name).propose_steps(batch, ks)
             answer: Iterable[int] | None = None
             while name not in parts:
                 with timer.phase("draft"):
@@ -205,19 +225,17 @@ class Engine:
 
     def _finish(self, batch: Batch, proposal: Proposal, timer: PhaseTimer) -> list[RowOutcome]:
         with timer.phase("verify"):
-            logits = self._score(batch, proposal)
-            verdicts = [
-                self._judge(batch, b, logits[b], proposal) if not row.finish else None
-                for b, row in enumerate(batch.rows)
-            ]
-            committed = [None if v is None else _to_host(*v) for v in verdicts]  # the round's synchronisation
+            verdicts = self._verify(batch, proposal) if self.chunks == 1 else self._verify_groups(batch, proposal)
         outcomes = []
         for b, row in enumerate(batch.rows):
-            tokens = committed[b]
-            outcomes.append(self._commit(batch, b, tokens, logits[b], proposal) if tokens else RowOutcome(0, 0, ()))
+            verdict = verdicts[b]
+            outcomes.append(self._commit(batch, b, verdict, proposal) if verdict else RowOutcome(0, 0, ()))
             row.rounds += 1
         for drafter in self.drafters.values():
             drafter.committed(batch)
+        if self.pool.unload_after is not None:
+            with timer.phase("draft"):
+                self.pool.round_over()
         return outcomes
 
     def _merged(
@@ -252,29 +270,89 @@ class Engine:
         one_hot = [a.drafter is not None and not self.drafters[a.drafter].gives_q for a in actions]
         return Proposal(merged.tokens, lengths, merged.q, steps, catch_up, one_hot, discarded)
 
-    def _score(self, batch: Batch, proposal: Proposal) -> Tensor:
-        """One target forward over [last committed token, drafted tokens] of every row; logits [B, Q, V]."""
+    def _verify(self, batch: Batch, proposal: Proposal) -> list[_Verdict | None]:
+        """One target forward over [last committed token, drafted tokens] of every row; None for finished rows."""
         width = self.k_max if self.fixed_width else max(proposal.lengths)
-        starts = [row.length - 1 for row in batch.rows]
+        self._write_drafts(batch, proposal, width)
+        logits = self._score(batch, [row.length - 1 for row in batch.rows], width + 1)
+        verdicts = [
+            self._judge(batch, b, logits[b], proposal, 0, proposal.lengths[b] + 1) if not row.finish else None
+            for b, row in enumerate(batch.rows)
+        ]
+        # the round's synchronisation
+        return [None if v is None else _Verdict(_to_host(*v), logits[b]) for b, v in enumerate(verdicts)]
+
+    def _verify_groups(self, batch: Batch, proposal: Proposal) -> list[_Verdict | None]:
+        """The same group by group (`assc.groups`): rows that are decided sit the other groups out."""
+        self._write_drafts(batch, proposal, max(proposal.lengths))
+        plans = [group_columns(k, self.chunks) for k in proposal.lengths]
+        going = [b for b, row in enumerate(batch.rows) if not row.finish]
+        verdicts: list[_Verdict | None] = [None if row.finish else _Verdict([], _NOTHING) for row in batch.rows]
+        parts: list[list[Tensor]] = [[] for _ in batch.rows]
+        group, junk = 0, batch.kv.length - 1
+        while going:
+            fed = [sum(plan[:group]) for plan in plans]
+            width = max(plans[b][group] for b in going)
+            if self.fixed_width:
+                width = -(-self.k_max // self.chunks) + 1
+            starts = [row.length - 1 + fed[b] if b in going else junk for b, row in enumerate(batch.rows)]
+            logits = self._score(batch, starts, width)
+            found = {b: self._judge(batch, b, logits[b], proposal, fed[b], plans[b][group]) for b in going}
+            for b, (accepted, tokens) in found.items():
+                verdict, columns = verdicts[b], plans[b][group]
+                assert verdict is not None
+                new = _to_host(accepted, tokens)
+                parts[b].append(logits[b, :columns])
+                verdict.groups = plans[b][: group + 1]
+                last = group + 1 == len(plans[b])
+                # another group has its turn only if this one accepted all of its tokens and none of them ends the text
+                ended = any(t in batch.rows[b].stopper.eos_ids for t in new[:columns])
+                if not last and not ended and int(accepted) == columns:
+                    verdict.tokens += new[:columns]
+                else:
+                    verdict.tokens += new
+                    going = [other for other in going if other != b]
+            group += 1
+        for verdict, part in zip(verdicts, parts, strict=True):
+            if verdict is not None:
+                verdict.logits = part[0] if len(part) == 1 else torch.cat(part)
+        return verdicts
+
+    def _write_drafts(self, batch: Batch, proposal: Proposal, width: int) -> None:
+        """Put `width` drafted tokens behind the committed ones of every row."""
         if width:
             drafted = torch.nn.functional.pad(proposal.tokens, (0, max(0, width - proposal.tokens.shape[1])))[:, :width]
-            behind = batch.positions([s + 1 for s in starts], width)
-            batch.ids.scatter_(1, behind, drafted)
-        ids, positions = batch.slices(starts, width + 1)
+            batch.ids.scatter_(1, batch.positions([row.length for row in batch.rows], width), drafted)
+
+    def _score(self, batch: Batch, starts: Sequence[int], columns: int) -> Tensor:
+        """One target forward over `columns` tokens from each row's start; logits [B, columns, V]."""
+        ids, positions = batch.slices(starts, columns)
         logits = self.target.forward(batch.kv, ids, positions, hidden=self._hidden)
         if self._hidden:
             batch.keep_hidden(positions, self.target.last_hidden)
         return logits
 
-    def _judge(self, batch: Batch, b: int, logits: Tensor, proposal: Proposal) -> tuple[int | Tensor, Tensor]:
-        row, k = batch.rows[b], proposal.lengths[b]
-        eos_ids = row.stopper.eos_ids
-        context = VerifyContext(row.params, row.chain, row.noise, batch.ids[b : b + 1], row.length, row.rounds, eos_ids)
-        q = None if proposal.q is None or proposal.one_hot[b] else proposal.q[b, :k]
-        return verify(context, logits[: k + 1], proposal.tokens[b, :k], q, lazy=self.lazy_verify)
+    def _judge(
+        self, batch: Batch, b: int, logits: Tensor, proposal: Proposal, first: int, columns: int
+    ) -> tuple[int | Tensor, Tensor]:
+        """Judge the drafted tokens from `first` on by the first `columns` rows of `logits`."""
+        row = batch.rows[b]
+        part = slice(first, min(first + columns, proposal.lengths[b]))
+        context = VerifyContext(
+            row.params,
+            row.chain,
+            row.noise,
+            batch.ids[b : b + 1],
+            row.length + first,
+            row.rounds,
+            row.stopper.eos_ids,
+        )
+        q = None if proposal.q is None or proposal.one_hot[b] else proposal.q[b, part]
+        return verify(context, logits[:columns], proposal.tokens[b, part], q, lazy=self.lazy_verify)
 
-    def _commit(self, batch: Batch, b: int, tokens: list[int], logits: Tensor, proposal: Proposal) -> RowOutcome:
-        """Append `tokens` (accepted run and its successor) up to the first stop."""
+    def _commit(self, batch: Batch, b: int, verdict: _Verdict, proposal: Proposal) -> RowOutcome:
+        """Append the accepted run and its successor up to the first stop."""
+        tokens, logits, groups = verdict.tokens, verdict.logits, verdict.groups
         row, start = batch.rows[b], batch.rows[b].length
         batch.ids[b, start : start + len(tokens)] = torch.tensor(tokens).to(self.device)
         for j, token in enumerate(tokens):
@@ -293,13 +371,15 @@ class Engine:
         row.last_logits = logits[emitted - 1]
         if row.noise is not None:
             row.noise.forget(row.length)
+        drafted = judged(proposal.lengths[b], groups) if groups else proposal.lengths[b]
         return RowOutcome(
-            drafted=proposal.lengths[b],
+            drafted=drafted,
             accepted=min(len(tokens) - 1, emitted),
             tokens=tuple(row.tokens[start:]),
             draft_steps=proposal.steps[b],
             catch_up=proposal.catch_up[b],
-            discarded=proposal.discarded[b],
+            groups=groups,
+            discarded=proposal.discarded[b] + proposal.lengths[b] - drafted,
         )
 
     # -- what a decision may look at -------------------------------------------------------------------------------
@@ -313,13 +393,16 @@ class Engine:
     def peek(self, batch: Batch, rows: Sequence[int]) -> dict[int, Confidence]:
         """The next-position confidence of the first drafter that has one."""
         self._serve(batch)
-        return self.peeker.peek(batch, rows) if self.peeker is not None else {}
+        return self.pool.awake(self.peeker.name).peek(batch, rows) if self.peeker is not None else {}
 
     def match_length(self, batch: Batch, row: int) -> int | None:
         """The longest suffix match that any drafter reports."""
         self._serve(batch)
         found = [m for d in self.drafters.values() if (m := d.match_length(batch, row)) is not None]
         return max(found) if found else None
+
+
+_NOTHING = torch.empty(0)
 
 
 def _check_integer(name: str, value: Any, least: int | None = None) -> None:

@@ -11,6 +11,7 @@ from assc.cli import UsageError
 from assc.core import Mode
 from assc.errors import AsscError, RequestError
 from assc.files import check_writable
+from assc.groups import check_chunks, check_k_max
 
 Backend = Literal["live", "replay"]
 
@@ -21,7 +22,7 @@ class LiveOptions:
 
     pair: str = "smollm2"
     target: str | None = None
-    draft: str | None = None
+    draft: tuple[str, ...] = ()
     workload: str = "mixed"
     requests: int = 24
     max_new_tokens: int = 64
@@ -29,6 +30,8 @@ class LiveOptions:
     mode: Mode = "greedy"
     temperature: float | None = None
     k_max: int = 16
+    chunks: int = 1
+    unload_after: int | None = None
     time_source: Literal["measured", "modelled"] = "measured"
     device: str = "auto"
     dtype: str = "auto"
@@ -43,6 +46,7 @@ class ReplayOptions:
     cost: Path | None = None
     temperatures: tuple[float, ...] = ()
     approximate: bool = False
+    chunks: int = 1
     requests: int = 0
     max_new_tokens: int | None = None
     warmup: int = 0
@@ -61,8 +65,11 @@ class Config:
     """live: model pair; `python -m assc doctor` lists them; default: smollm2"""
     target: str | None = None
     """live: target model instead of the pair's: directory, .gguf file or hub id"""
-    draft: str | None = None
-    """live: draft model: directory or hub id"""
+    draft: tuple[str, ...] = ()
+    """live: drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the
+    drafter"""
+    unload_after: int | None = None
+    """live: unload a draft that was not asked for so many rounds, until it is asked again; default: never"""
     workload: str | None = None
     """live: mixed, or the path of a JSONL file with `prompt` or `turns` per line; default: mixed"""
     traces: str | None = None
@@ -93,6 +100,8 @@ class Config:
     """live: of sampling; default: 0 for greedy, 1 for gumbel and rejection"""
     k_max: int | None = None
     """live: largest K that a policy may draft; default: 16"""
+    chunks: int | None = None
+    """verify drafted tokens in so many groups, one after the other, until one holds a rejection; default: 1"""
     time_source: Literal["measured", "modelled"] | None = None
     """live: measured = the clock; modelled = a cost model fitted on this machine, free of noise; default: measured"""
     device: str | None = None
@@ -148,8 +157,12 @@ def check(config: Config) -> None:
         raise UsageError(f"--{name.replace('_', '-')} makes no sense with --backend {config.backend}: {why}")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
         raise RequestError(f"--max-new-tokens is {config.max_new_tokens}, it must be 1 or more")
-    if config.k_max is not None and config.k_max < 1:
-        raise RequestError(f"--k-max is {config.k_max}, it must be 1 or more")
+    if config.k_max is not None:
+        check_k_max(config.k_max)
+    if not replay:
+        check_chunks(config.live.chunks, config.live.k_max)
+    if config.unload_after is not None and config.unload_after < 1:
+        raise RequestError(f"--unload-after is {config.unload_after}, it must be 1 or more")
     if replay and config.replay.requests < 0:
         raise RequestError(f"--requests is {config.requests}, it must be 1 or more, or 0 for all")
     warmup = config.warmup or 0

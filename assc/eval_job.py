@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from assc.cli import say
@@ -70,7 +70,7 @@ def play(config: Config, job: Job) -> Evaluation:
             on_request = writer.log
             say(f"writing curves to {writer.directory} (see them with: tensorboard --logdir {config.tensorboard})")
         say(f"decoding {len(job.requests)} requests with {', '.join(names)} ...")
-        return evaluate(
+        evaluation = evaluate(
             job.backend,
             job.requests,
             job.policies,
@@ -82,3 +82,7 @@ def play(config: Config, job: Job) -> Evaluation:
             actions=job.actions,
             ladder=job.ladder,
         )
+        held = getattr(job.backend, "memory", None)
+        if held is not None:
+            evaluation.meta["drafter_memory"] = [asdict(m) for m in held()]
+        return evaluation

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from assc.cli import say
-from assc.core import Action, Policy, Request
+from assc.core import Action, Policy, Request, default_temperature
 from assc.errors import AsscError
 from assc.eval_config import Config
 from assc.eval_job import ORACLE, TUNED, Job, complete, listed_policies
@@ -56,9 +56,17 @@ def live_job(config: Config) -> Job:
         dtype=options.dtype,
         threads=options.threads,
     )
-    backend = LiveBackend.from_pair(pair, mode=options.mode, k_max=options.k_max, time_source=options.time_source)
-    default = 0.0 if options.mode == "greedy" else 1.0
-    sampling = {"temperature": default if options.temperature is None else options.temperature}
+    temperature = default_temperature(options.mode) if options.temperature is None else options.temperature
+    backend = LiveBackend.from_pair(
+        pair,
+        mode=options.mode,
+        k_max=options.k_max,
+        time_source=options.time_source,
+        temperature=temperature,
+        chunks=options.chunks,
+        unload_after=options.unload_after,
+    )
+    sampling = {"temperature": temperature}
 
     def requests(chosen: tuple[Prompt, ...]) -> list[Request]:
         return make_requests(

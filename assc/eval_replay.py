@@ -94,10 +94,16 @@ def replay_job(config: Config) -> Job:
     listed, options = listed_policies(config), config.replay
     trace = read_trace(options.traces) if options.traces is not None else shipped_trace()
     costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
-    backend = ReplayBackend(trace, costs.model, approximate=options.approximate)
+    backend = ReplayBackend(trace, costs.model, approximate=options.approximate, chunks=options.chunks)
     rows, train = _rows(config, trace), _train_rows(config, trace)
     requests = _requests(config, trace, rows)
-    flat = FlatTrace(trace, costs.model, max_new_tokens=options.max_new_tokens, approximate=options.approximate)
+    flat = FlatTrace(
+        trace,
+        costs.model,
+        max_new_tokens=options.max_new_tokens,
+        approximate=options.approximate,
+        chunks=options.chunks,
+    )
     try:
         best = optimum(flat, rows)
     except ValueError as error:

@@ -12,9 +12,10 @@ import torch
 
 from assc.actions import DEFAULT_K_VALUES, ActionTable
 from assc.batch import Batch
-from assc.core import Action, Mode, Observation, Request, RoundRecord
+from assc.core import Action, Mode, Observation, Request, RoundRecord, default_temperature
 from assc.costs import CostModel
 from assc.drafters.base import Confidence, codes_of
+from assc.drafters.memory import DrafterMemory
 from assc.drafters.model import confidence
 from assc.engine import Engine, RowOutcome, Steps
 from assc.errors import RequestError
@@ -103,20 +104,32 @@ class LiveBackend:
         time_source: TimeSource = "measured",
         cost_model: CostModel | None = None,
         k_values: Sequence[int] | None = None,
+        temperature: float | None = None,
+        chunks: int = 1,
+        unload_after: int | None = None,
     ) -> LiveBackend:
-        """A backend over a loaded pair. Without a `cost_model` a short calibration fits one."""
+        """A backend over a loaded pair. `chunks` and `unload_after` are the engine's.
+
+        Without a `cost_model` a short calibration fits one, in this mode at this temperature (default: 0 for greedy, 1
+        for sampling), since choosing a token costs time as well.
+        """
         from assc.calibrate import calibrate
         from assc.loading import build_engine
 
-        engine = build_engine(pair, k_max=k_max)
+        engine = build_engine(pair, k_max=k_max, chunks=chunks, unload_after=unload_after)
         label = {
             "pair": pair.name,
             "device": str(pair.device),
             "dtype": str(pair.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
         }
-        model = cost_model if cost_model is not None else calibrate(engine)
+        heat = default_temperature(mode) if temperature is None else temperature
+        model = cost_model if cost_model is not None else calibrate(engine, mode=mode, temperature=heat)
         return cls(engine, mode=mode, cost_model=model, time_source=time_source, k_values=k_values, label=label)
+
+    def memory(self) -> tuple[DrafterMemory, ...]:
+        """Bytes of each drafter after the last round."""
+        return self.engine.pool.memory()
 
     def describe(self) -> dict[str, Any]:
         """Pair, device, dtype, threads, mode, c, drafters and time source, for result files."""
@@ -126,7 +139,9 @@ class LiveBackend:
             "mode": self.mode,
             "c": self.cost_ratio,
             "k_max": self.engine.k_max,
+            "chunks": self.engine.chunks,
             "drafters": list(self.engine.drafters),
+            "unload_after": self.engine.pool.unload_after,
             "time_source": self.time_source,
             "cost_model": self.cost_model.to_json() if self.cost_model is not None else None,
         }
@@ -310,7 +325,7 @@ class LiveBackend:
     ) -> RoundRecord:
         """The record of a round that was played; `start` is when the part of it began that is not yet counted."""
         batch, row = self.batch, self.batch.rows[0]
-        phases = self._timer.read()
+        phases, loads = self._timer.read(), self.engine.pool.take_loads()
         self._target_confidence = None
         target = self._confidence_of_target() if self._needs & _TARGET else None
         wall = self._observing + self._timer.now() - start + policy_seconds
@@ -332,7 +347,6 @@ class LiveBackend:
             verify_seconds=verify,
             policy_seconds=policy_seconds,
             other_seconds=max(0.0, wall - draft - verify - policy_seconds),
-            discarded=outcome.discarded,
             peeked=bool(self._peeked),
             catch_up=sum(caught for _, _, caught in work),
             draft_steps=sum(steps for _, steps, _ in work),
@@ -340,11 +354,15 @@ class LiveBackend:
             target_entropy=target.entropy if target else None,
             target_top1=target.top1 if target else None,
             reasons=reasons,
+            groups=outcome.groups,
+            discarded=outcome.discarded,
+            loads=len(loads),
         )
         if self.time_source == "modelled" and self.cost_model is not None:
             costs = self.cost_model
             kv = costs.kv(round_.length, batch.kv.length)
-            record = costs.price(record, kv, sum((costs.draft(*w) for w in work), 0.0))
+            drafting = sum((costs.draft(*w) for w in work), sum(costs.drafters[name].per_load for name in loads))
+            record = costs.price(record, kv, drafting)
         self._past.append(record)
         self._peeked = {}
         self._observing = 0.0

@@ -128,7 +128,7 @@ def _row(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def live_backend(
-    trace: Trace, costs: CostModel, pair: str, *, draft: str | None = None, threads: int | None = None
+    trace: Trace, costs: CostModel, pair: str, *, draft: Sequence[str] = (), threads: int | None = None
 ) -> LiveBackend:
     """The pair in the trace's dtype and mode, with the trace's K_max and the costs that features are made of.
 
@@ -153,8 +153,8 @@ class Config:
     """spec string or saved .zip file"""
     pair: str = "smollm2"
     """model pair that the trace was recorded with"""
-    draft: str | None = None
-    """draft added to the pair: directory or hub id"""
+    draft: tuple[str, ...] = ()
+    """drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the drafter"""
     traces: str | None = None
     """trace; default: the one that comes with the package"""
     cost: Path | None = None

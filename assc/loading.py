@@ -22,16 +22,31 @@ if TYPE_CHECKING:
     from assc.pairs import LoadedPair
 
 
-def build_engine(pair: LoadedPair, *, k_max: int = 16, drafters: Sequence[Drafter] | None = None) -> Engine:
+def build_engine(
+    pair: LoadedPair,
+    *,
+    k_max: int = 16,
+    drafters: Sequence[Drafter] | None = None,
+    chunks: int = 1,
+    unload_after: int | None = None,
+) -> Engine:
     """An engine over the pair's target, its draft models and learned drafts (if any) and the n-gram drafter.
 
-    The first drafter is the one that policies without a preference use.
+    The first drafter is the one that policies without a preference use. `chunks` and `unload_after` are the engine's.
     """
     if drafters is None:
         drafters = [ModelDrafter(ModelRunner(model), name) for name, model in pair.drafts.items()]
         drafters += [learned_drafter(folder, pair.target, name) for name, folder in pair.learned.items()]
         drafters = [*drafters, NgramDrafter()]
-    return Engine(ModelRunner(pair.target), drafters, k_max=k_max, eos_ids=pair.eos_token_ids, tokenizer=pair.tokenizer)
+    return Engine(
+        ModelRunner(pair.target),
+        drafters,
+        k_max=k_max,
+        eos_ids=pair.eos_token_ids,
+        tokenizer=pair.tokenizer,
+        chunks=chunks,
+        unload_after=unload_after,
+    )
 
 
 def learned_drafter(folder: Path, target: PreTrainedModel, name: str = "") -> Drafter:

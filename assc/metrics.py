@@ -68,8 +68,11 @@ DEFINITIONS: dict[str, str] = {
     "details.mean_drafted": "drafted / rounds in which a token was drafted; below K when the budget, an early stop or "
     "a missing n-gram match cut it",
     "details.acceptance_by_position": "entry j: rounds that accepted draft token j+1 / rounds that drafted it",
-    "details.discarded": "tokens drafted but thrown away unverified; in no rate",
-    "details.wasted_draft_seconds": "sum over rounds of draft seconds * (drafted - accepted) / drafted",
+    "details.discarded": "tokens drafted but thrown away without being judged by the target; in no rate",
+    "details.target_forwards": "forwards of the target in all rounds: above rounds where verification is chunked",
+    "details.loads": "unloaded drafts that were brought back for a round",
+    "details.wasted_draft_seconds": "sum over rounds of draft seconds * the share of the tokens made (drafted and "
+    "discarded) that were not accepted",
     "details.phase_gap": "|draft + verify + policy + other - seconds| / seconds, should be under 0.05",
     "details.wall_seconds": "wall clock of the episodes, prefill and observation included",
     "details.unexplained_share": "(wall - prefill - seconds) / wall for measured time: what no phase accounts for",
@@ -199,6 +202,8 @@ def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool) ->
         "drafted": total.drafted,
         "accepted": total.accepted,
         "discarded": sum(r.discarded for r in rounds),
+        "target_forwards": sum(r.forwards for r in rounds),
+        "loads": sum(r.loads for r in rounds),
         "rollbacks": total.rollbacks,
         "mean_drafted": total.drafted / drafting if drafting else None,
         "acceptance_by_position": acceptance_by_position(rounds),
@@ -211,7 +216,7 @@ def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool) ->
         "policy_seconds": total.policy_seconds,
         "other_seconds": total.other_seconds,
         "wasted_draft_seconds": sum(
-            r.draft_seconds * (r.drafted - r.accepted) / r.drafted for r in rounds if r.drafted
+            r.draft_seconds * (1 - r.accepted / made) for r in rounds if (made := r.drafted + r.discarded)
         ),
         "phase_gap": _share(abs(phases - total.seconds), total.seconds),
         "wall_seconds": wall,

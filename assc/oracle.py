@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action
-from assc.costs import TILE
 from assc.vector_replay import FlatTrace, Floats, Ints, static_seconds
 
 TIE = 1e-9
@@ -76,11 +75,10 @@ def _options(flat: FlatTrace, rows: Ints, n: int, drafter: Ints, k: Ints) -> _Op
     active = asked & flat.feeds[d][None] & (drafted > 0)
     draft = asked * (flat.per_call[d] + flat.per_step[d] * np.where(active, drafted, 0))
     kv = flat.slots[rows] if costs.static_kv else flat.prompt[rows] + n
-    verify = costs.target_fixed + costs.target_per_token * (drafted + 1) + (costs.target_per_kv * kv)[:, None]
-    verify = verify + costs.target_per_tile * (drafted // TILE)
     following = np.minimum(n + accepted + 1, flat.end[rows][:, None])
+    verify = flat.verify(drafted, following - n, kv[:, None])
     return _Options(
-        seconds=draft + verify + costs.per_emitted * (following - n) + costs.overhead,
+        seconds=draft + verify + costs.overhead,
         following=following,
         active=active,
         run=np.where(flat.keeps_drafts[d], np.maximum(np.minimum(drafted - 1, accepted), 0), 0),

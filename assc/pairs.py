@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from assc.catalogue import MODEL_DRAFTER, PAIRS, PairSpec, pair_spec
+from assc.catalogue import MODEL_DRAFTER, NGRAM_DRAFTER, PAIRS, PairSpec, pair_spec
 from assc.convert import quiet_transformers
 from assc.device import resolve_device, resolve_dtype
 from assc.drafters.artefact import design_of, is_net, read_config
@@ -78,7 +79,7 @@ def load_pair(
     name: str = "smollm2",
     *,
     target: str | None = None,
-    draft: str | None = None,
+    draft: str | Sequence[str] | None = None,
     device: str = "auto",
     dtype: str = "auto",
     threads: int | None = None,
@@ -88,19 +89,18 @@ def load_pair(
 
     `target` (directory, `.gguf` file or hub id) replaces the whole named pair; `draft` adds or replaces the draft
     called `model`, or, when it is the folder of a learned draft, adds it as the drafter `hidden` or `layers`, after
-    its design. `dtype="auto"` is `assc.device.default_dtype`, and float64 for the pair `tiny`. `threads` sets torch's
-    threads for the process. Raises `PairError`, `ArtefactError` for a learned draft that cannot be read, or
-    `UnsupportedModelError` for a model whose state cannot be rolled back.
+    its design. There may be several drafts; NAME=SOURCE gives one another name. `dtype="auto"` is
+    `assc.device.default_dtype`, and float64 for the pair `tiny`. `threads` sets torch's threads for the process.
+    Raises `PairError`, `ArtefactError` for a learned draft that cannot be read, or `UnsupportedModelError` for a model
+    whose state cannot be rolled back.
     """
     if threads is not None:
         if threads < 1:
             raise PairError(f"threads is 1 or more, got {threads}")
         torch.set_num_threads(threads)
-    if draft is not None and is_net(Path(draft)):
-        learned = {design_of(read_config(Path(draft))): Path(draft)}
-        loaded = load_pair(name, target=target, device=device, dtype=dtype, force_tokenizer=force_tokenizer)
-        return replace(loaded, name=f"{loaded.name}+{Path(draft).name}", learned={**loaded.learned, **learned})
-    spec = _resolve(name, target, draft)
+    given = named_drafts([draft] if isinstance(draft, str) else draft or ())
+    learned = {key: Path(source) for key, source in given.items() if is_net(Path(source))}
+    spec = _resolve(name, target, given, {key: source for key, source in given.items() if key not in learned})
     where = resolve_device(device)
     kind = torch.float64 if dtype == "auto" and spec.target.startswith(TINY) else resolve_dtype(dtype, where)
     target_at = _place(spec.target)
@@ -125,7 +125,30 @@ def load_pair(
         source=spec.origin,
         force_tokenizer=force_tokenizer,
     )
-    return replace(loaded, learned={key: packaged_draft(folder) for key, folder in spec.learned.items()})
+    packaged = {key: packaged_draft(folder) for key, folder in spec.learned.items() if key not in spec.drafts}
+    return replace(loaded, learned={**packaged, **learned})
+
+
+def named_drafts(given: Sequence[str]) -> dict[str, str]:
+    """Drafter name -> source of drafts given as SOURCE or NAME=SOURCE. Raises `PairError` for names that collide.
+
+    >>> named_drafts(["small=org/small", "org/other"])
+    {'small': 'org/small', 'model': 'org/other'}
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, source = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z][\w.-]*", name) or Path(text).exists():
+            name, source = "", text
+        if not source.strip():
+            raise PairError(f"the draft {text!r} names no source; give a folder or a hub id, or NAME=SOURCE")
+        if not name:
+            name = design_of(read_config(Path(source))) if is_net(Path(source)) else MODEL_DRAFTER
+        if name in found or name == NGRAM_DRAFTER:
+            why = "it is the name of the lookup" if name == NGRAM_DRAFTER else f"{found[name]} has that name already"
+            raise PairError(f"the draft {source} cannot be called {name!r}: {why}; give it another as NAME={source}")
+        found[name] = source
+    return found
 
 
 def packaged_draft(name: str) -> Path:
@@ -173,18 +196,18 @@ def make_pair(
     )
 
 
-def _resolve(name: str, target: str | None, draft: str | None) -> PairSpec:
-    """The named pair with what the caller replaced in it."""
+def _resolve(name: str, target: str | None, given: Mapping[str, str], models: Mapping[str, str]) -> PairSpec:
+    """The named pair with what the caller replaced in it; `models` are those of the `given` drafts that are models."""
+    suffix = "".join(f"+{Path(source).name}" for source in given.values())
+    told = "".join(f"; draft: {source}" for source in given.values())
     if target is None:
         spec = pair_spec(name)
-        if draft is None:
+        if not given:
             return spec
-        title, origin = f"{name}+{Path(draft).name}", f"{spec.origin}; draft: {draft}"
-        return replace(spec, name=title, drafts={**spec.drafts, MODEL_DRAFTER: draft}, origin=origin)
-    title = Path(target).name + (f"+{Path(draft).name}" if draft is not None else "")
-    origin = target + (f"; draft: {draft}" if draft is not None else "")
-    drafts = {} if draft is None else {MODEL_DRAFTER: draft}
-    return PairSpec(title, target, drafts, licence="unknown (given by path)", origin=origin)
+        kept = {key: source for key, source in spec.drafts.items() if key not in given}
+        return replace(spec, name=name + suffix, drafts={**kept, **models}, origin=spec.origin + told)
+    title = Path(target).name + suffix
+    return PairSpec(title, target, dict(models), licence="unknown (given by path)", origin=target + told)
 
 
 def _place(source: str) -> str:

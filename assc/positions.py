@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from assc.core import Action, FinishReason, Mode, Observation, Request, RoundRecord
 from assc.costs import CostModel
 from assc.errors import RequestError, TraceError
+from assc.groups import check_chunks, judged, played_groups
 from assc.steps import STEP_COLUMNS, STEP_FIELDS, Codes, Decision, StepObservation, observe_step
 from assc.trace import CONFIDENCE, FINISHES, Header, Trace
 from assc.trace_rules import budget_of, kv_slots, peek_drafter, replay_table, trace_cost_ratio
@@ -79,15 +80,24 @@ class Text:
 class PositionBackend:
     """A `Backend` over texts that are known by position; where they come from is `text_of`, for subclasses.
 
-    The policy's own seconds are left out of the records, since they are not those of the decoding machine.
+    The policy's own seconds are left out of the records, since they are not those of the decoding machine. `chunks` is
+    the number of groups in which drafted tokens are verified (`assc.groups`).
     """
 
     def __init__(
-        self, header: Header, cost_model: CostModel, *, k_values: Sequence[int] | None = None, matches: bool = True
+        self,
+        header: Header,
+        cost_model: CostModel,
+        *,
+        k_values: Sequence[int] | None = None,
+        matches: bool = True,
+        chunks: int = 1,
     ) -> None:
+        check_chunks(chunks, header.k_max)
         self.header = header
         self.cost_model = cost_model
         self.k_max = header.k_max
+        self.chunks = chunks
         self.mode: Mode = header.mode
         self.time_source: Literal["measured", "modelled"] = "modelled"
         self.table = replay_table(header, k_values)
@@ -138,6 +148,7 @@ class PositionBackend:
             "mode": h.mode,
             "c": self.cost_ratio,
             "k_max": h.k_max,
+            "chunks": self.chunks,
             "drafters": [d.name for d in h.drafters],
             "time_source": self.time_source,
             "cost_model": self.cost_model.to_json(),
@@ -316,7 +327,15 @@ class PositionBackend:
         elif n >= self._budget:
             self._finish = self._cut
         target = not _TARGET.isdisjoint(self._needs)
-        verify = costs.verify(drafted, costs.kv(length, self._slots), emitted)
+        kv = costs.kv(length, self._slots)
+        groups: tuple[int, ...] = ()
+        if self.chunks == 1:
+            verify = costs.verify(drafted, kv, emitted)
+        else:
+            groups = played_groups(drafted, self.chunks, emitted)
+            verify = costs.verify_groups(groups, kv, emitted)
+            seen = judged(drafted, groups)
+            drafted, discarded = seen, discarded + drafted - seen
         record = RoundRecord(
             len(self._past),
             self._position,
@@ -338,6 +357,7 @@ class PositionBackend:
             text.entropy[n - 1] if target else None,
             text.top1[n - 1] if target else None,
             reasons,
+            groups,
         )
         self._position, self._peeked, self._decision = n, None, None
         self._past.append(record)

@@ -18,6 +18,7 @@ from assc.cli import parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
+from assc.groups import check_k_max
 from assc.recorder import STARTS, KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
@@ -38,8 +39,8 @@ class Config:
     """model pair; `python -m assc doctor` lists them"""
     target: str | None = None
     """target model instead of the pair's"""
-    draft: str | None = None
-    """draft model: directory or hub id"""
+    draft: tuple[str, ...] = ()
+    """drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the drafter"""
     workload: str = "mixed"
     """mixed, or the path of a JSONL file"""
     split: Literal["held-out", "train", "draft", "all"] = "all"
@@ -157,10 +158,9 @@ def _check(config: Config) -> None:
         raise RequestError("--temperatures needs at least one number, each 0 or more and listed once")
     if config.mode == "greedy" and max(config.temperatures) > 0:
         raise RequestError("--mode greedy takes --temperatures 0; sample with --mode gumbel")
-    if min(config.max_new_tokens, config.k_max, config.shard, config.together) < 1 or config.requests < 0:
-        raise RequestError("--max-new-tokens, --k-max, --shard and --together are 1 or more, --requests is 0 or more")
-    if config.k_max > 100:
-        raise RequestError(f"--k-max is {config.k_max}, allowed is at most 100")
+    if min(config.max_new_tokens, config.shard, config.together) < 1 or config.requests < 0:
+        raise RequestError("--max-new-tokens, --shard and --together are 1 or more, --requests is 0 or more")
+    check_k_max(config.k_max)
     if config.starts < 1 or not 0 <= (config.steps or 0) <= config.k_max:
         raise RequestError(
             f"--starts is 1 or more and --steps 0 to K_max, which is {config.k_max}; got {config.starts} and "

@@ -31,9 +31,11 @@ class ReplayBackend(PositionBackend):
         *,
         k_values: Sequence[int] | None = None,
         approximate: bool = False,
+        chunks: int = 1,
     ) -> None:
         check_replayable(trace.header, cost_model, approximate=approximate, name=trace.name)
-        super().__init__(trace.header, cost_model, k_values=k_values, matches=bool((trace.columns["match"] >= 0).any()))
+        matches = bool((trace.columns["match"] >= 0).any())
+        super().__init__(trace.header, cost_model, k_values=k_values, matches=matches, chunks=chunks)
         self.trace = trace
         self._texts: dict[int, Text] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}

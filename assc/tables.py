@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from assc.drafters.memory import DrafterMemory
 from assc.metrics import DEFINITIONS
 from assc.results import Evaluation
 
@@ -122,6 +123,9 @@ def notes(evaluation: Evaluation) -> list[str]:
     machines = _machines(evaluation.meta)
     if machines is not None:
         found.append(machines)
+    held = evaluation.meta.get("drafter_memory")
+    if held:
+        found.append(f"drafts in memory at the end: {', '.join(str(DrafterMemory(**m)) for m in held)}")
     if evaluation.ladder is not None and evaluation.ladder.tuned is None:
         found.append("oracle fraction: n/a, there are no requests of the split 'train' apart from those evaluated")
     same = evaluation.same_text

@@ -16,6 +16,7 @@ import numpy as np
 
 from assc.core import Mode, Request
 from assc.errors import TraceError
+from assc.groups import check_k_max
 from assc.trace import FINISHES, DrafterInfo, Header, Trace
 from assc.trace_build import Recorded, build_trace
 from assc.workloads import assigned_split
@@ -35,8 +36,7 @@ def import_jsonl(
     A position at which a lookup accepted nothing may have had no proposal at all; the file does not tell, so the
     lookup is taken to propose there. A position without an entry (some recorders leave out the last) accepts nothing.
     """
-    if not 1 <= k_max <= 100:
-        raise TraceError(f"K_max is {k_max}, allowed is 1 to 100")
+    check_k_max(k_max)
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assc.actions import ActionTable
-from assc.costs import TILE, CostModel
+from assc.costs import CostModel
 from assc.errors import RequestError
+from assc.groups import check_chunks
 from assc.loads import STAY, Load, check_loads, load_schedule
 from assc.trace import CONFIDENCE, FINISHES, Trace
 from assc.trace_rules import check_replayable, kv_slots, peek_drafter
@@ -31,7 +32,8 @@ LENGTH, CONTEXT = FINISHES.index("length"), FINISHES.index("context")
 class FlatTrace:
     """Columns [P] of all positions and facts [R] of all requests of a trace, ready to be gathered.
 
-    With `loads` the costs follow the position as in `assc.loads.LoadedBackend`, and `costs` is not used.
+    With `loads` the costs follow the position as in `assc.loads.LoadedBackend`, and `costs` is not used. `chunks` is
+    the number of groups in which drafted tokens are verified (`assc.groups`).
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class FlatTrace:
         approximate: bool = False,
         loads: Sequence[Load] = (),
         stay: float = STAY,
+        chunks: int = 1,
     ) -> None:
         priced = [load.costs for load in loads] or [costs]
         for model in priced:
@@ -50,6 +53,12 @@ class FlatTrace:
         if max_new_tokens is not None and max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}, allowed is 1 or more")
         c, header = trace.columns, trace.header
+        check_chunks(chunks, header.k_max)
+        self.chunks = chunks
+        tables = [model.verify_tables(header.k_max, chunks) for model in priced]
+        self.verify_seconds: Floats = np.stack([t.seconds for t in tables])
+        """[L, K_max + 1, K_max + 2]: `VerifyTables.seconds` under each load"""
+        self.forwards, self.judged = tables[0].forwards, tables[0].judged
         self.trace, self.costs, self.k_max = trace, costs, header.k_max
         self.drafters = trace.drafters
         self.start: Ints = np.asarray(c["offsets"][:-1], np.int64)
@@ -84,7 +93,7 @@ class FlatTrace:
         self.load: Ints | None = self._schedule(stay) if loads else None
         """[P] number of the load, None without changing loads"""
         self.target = np.array([_target(model) for model in priced]).T.copy()
-        """[7, L] coefficients of a target forward under each load, in the order of `_target`"""
+        """[4, L] what the tables leave out, under each load, in the order of `_target`"""
         own = [model.drafters[d] for model in priced for d in self.drafters]
         self.per_call: Floats = np.array([d.per_call for d in own])
         """[L·D], load l's part begins at l·D; L is 1 without changing loads"""
@@ -100,6 +109,25 @@ class FlatTrace:
         parts = [load_schedule(int(s), n, len(self.loads), stay) for s, n in zip(columns["seed"], sizes, strict=True)]
         return np.concatenate(parts)
 
+    def verify(
+        self, drafted: Ints, emitted: Ints, slots: Ints, length: Ints, load: Ints | None = None
+    ) -> tuple[Floats, Floats | float]:
+        """Seconds of verifying and committing, and of the overhead, as `CostModel` prices them.
+
+        Of rounds that proposed `drafted` tokens behind `length` in buffers of `slots`, under the load of number `load`.
+        """
+        if load is None:
+            per_kv, per_emitted, overhead, static_kv = self.target[:, 0].tolist()
+            kv, forwards = slots if static_kv else length, self.verify_seconds[0, drafted, emitted]
+        else:
+            per_kv, per_emitted, overhead, static_kv = self.target[:, load]
+            kv, forwards = np.where(static_kv > 0, slots, length), self.verify_seconds[load, drafted, emitted]
+        reading = per_kv * kv
+        if self.chunks > 1:
+            reading = reading * self.forwards[drafted, emitted]
+        seconds: Floats = forwards + reading + per_emitted * emitted
+        return seconds, overhead
+
     def actions(self, table: ActionTable) -> tuple[Ints, Ints]:
         """Drafter number (-1 for rollback) and K of each action of a table. `RequestError` for one it cannot play."""
         numbers = {name: i for i, name in enumerate(self.drafters)}
@@ -111,15 +139,7 @@ class FlatTrace:
 
 
 def _target(costs: CostModel) -> tuple[float, ...]:
-    return (
-        costs.target_fixed,
-        costs.target_per_token,
-        costs.target_per_kv,
-        costs.target_per_tile,
-        costs.per_emitted,
-        costs.overhead,
-        float(costs.static_kv),
-    )
+    return costs.target_per_kv, costs.per_emitted, costs.overhead, float(costs.static_kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +147,7 @@ class Played:
     """One round of each of N requests: counts in tokens, times in seconds, as in `RoundRecord`."""
 
     drafted: Ints
+    """judged tokens, as in `RoundRecord`"""
     accepted: Ints
     emitted: Ints
     seconds: Floats
@@ -203,10 +224,10 @@ class Rounds:
         length = self.prompt + n
         load = None if flat.load is None else flat.load[here]
         draft, steps, catch_up = self._work(d, asked, drafted, accepted, length, lanes, load)
-        verify, overhead = self._verify(drafted, emitted, length, load)
+        verify, overhead = flat.verify(drafted, emitted, self.slots, length, load)
         self.position = n + emitted
         return Played(
-            drafted=drafted,
+            drafted=drafted if flat.chunks == 1 else flat.judged[drafted, emitted],
             accepted=accepted,
             emitted=emitted,
             seconds=draft + verify + overhead,
@@ -216,21 +237,6 @@ class Rounds:
             catch_up=catch_up,
             finish=np.where(self.position >= self.end, self.code, GOING),
         )
-
-    def _verify(self, drafted: Ints, emitted: Ints, length: Ints, load: Ints | None) -> tuple[Floats, Floats | float]:
-        """Seconds of the target forward and of the overhead, by the formula of `CostModel.verify`."""
-        flat = self.flat
-        if load is None:
-            fixed, per_token, per_kv, per_tile, per_emitted, overhead, static_kv = flat.target[:, 0].tolist()
-            kv = self.slots if static_kv else length
-        else:
-            fixed, per_token, per_kv, per_tile, per_emitted, overhead, static_kv = flat.target[:, load]
-            kv = np.where(static_kv > 0, self.slots, length)
-        verify: Floats = fixed + per_token * (drafted + 1) + per_kv * kv
-        if load is not None or per_tile:
-            verify += per_tile * (drafted // TILE)
-        verify += per_emitted * emitted
-        return verify, overhead
 
     def _work(
         self,

@@ -60,13 +60,16 @@ def verify(
 ) -> tuple[int | Tensor, Tensor]:
     """Judge `drafted` [K] against target `logits` [K+1, V]; `q` [K, V] are the draft's probabilities.
 
-    Returns the accepted length and the tokens [accepted + 1 or more]; only the first accepted + 1 count. `lazy`
+    Returns the accepted length and the tokens [accepted + 1 or more]; only the first accepted + 1 count. In a group of
+    chunked verification that others follow there are `logits` [K, V] only, and after full acceptance K tokens. `lazy`
     looks at one position after the other and stops at the first rejection: cheapest on a CPU, and needed for
     processors that read the prefix. Otherwise all positions are judged at once without a host synchronisation.
     """
     if lazy or not context.chain.prefix_free:
         accepted, tokens = _verify_lazy(context, logits, drafted.tolist(), q)
         return accepted, torch.tensor(tokens, device=logits.device)
+    if logits.shape[0] == drafted.shape[0]:  # no row for a bonus token: any will do, nobody reads its token
+        logits = torch.cat([logits, logits[-1:]])
     scores = context.chain.block(widen(logits))
     if context.params.greedy or context.params.mode == "gumbel":
         return _verify_equal(context, scores, drafted)
@@ -77,7 +80,7 @@ def _verify_lazy(
     context: VerifyContext, logits: Tensor, drafted: Sequence[int], q: Tensor | None
 ) -> tuple[int, list[int]]:
     tokens: list[int] = []
-    for j in range(len(drafted) + 1):
+    for j in range(logits.shape[0]):
         draft = drafted[j] if j < len(drafted) else None
         scores = context.chain(context.prefix[:, : context.length + j], widen(logits[j : j + 1]))[0]
         token = _judge(context, scores, context.length + j, draft, None if q is None or draft is None else q[j])

@@ -44,6 +44,8 @@ class Config:
         *(f"static:drafter=hidden,k={k}" for k in (1, 2, 3, 4)),
     )
     """policies of the engine"""
+    chunks: int = 1
+    """groups in which drafted tokens are verified"""
     assistant: str | None = None
 
 
@@ -67,7 +69,7 @@ def transformers_generate(pair: Any, ids: tuple[int, ...], budget: int, **option
 def main() -> None:
     config = tyro.cli(Config, description=__doc__)
     pair = load_pair(config.pair, threads=config.threads, dtype=config.dtype, draft=config.assistant)
-    engine = build_engine(pair)
+    engine = build_engine(pair, chunks=config.chunks)
     backend = LiveBackend(engine)
     specs = list(config.specs)
     calls: dict[str, dict[str, Any]] = {

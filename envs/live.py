@@ -48,7 +48,9 @@ def live_env(
 
         loaded = load_pair(pair)
         encode = loaded.encode
-        live = LiveBackend.from_pair(loaded, mode=mode, time_source=time_source, cost_model=cost_model)
+        live = LiveBackend.from_pair(
+            loaded, mode=mode, time_source=time_source, cost_model=cost_model, temperature=temperature
+        )
         max_positions = live.engine.target.max_positions
         played: Backend = live
     else:

@@ -15,6 +15,7 @@ import tyro
 from assc.core import MODES, Mode
 from assc.errors import ArtefactError, RequestError, SpecError
 from assc.files import git_commit, versions, write_json
+from assc.groups import check_k_max
 from assc.registry import make_policy
 from envs.rewards import REWARDS
 
@@ -55,8 +56,8 @@ class TrainConfig:
     """Named pair of target and drafters (python -m assc doctor lists them); with replay for the live check only."""
     target: str | None = None
     """live: target model (directory or hub name) instead of the pair's."""
-    draft: str | None = None
-    """live: draft model (directory or hub name) added to the pair's drafters."""
+    draft: tuple[str, ...] = ()
+    """live: drafts added to the pair's: directory or hub name of a model, folder of a learned draft, or NAME=SOURCE."""
     workload: str = "mixed"
     """live: packaged workload or a JSONL file with prompts; its train part is trained on, its held-out part evaluated
     on."""
@@ -123,7 +124,6 @@ class TrainConfig:
             raise SpecError(f"unknown mode {self.mode!r}; known modes: {', '.join(MODES)}")
         for name, smallest in (
             ("max_new_tokens", 1),
-            ("k_max", 1),
             ("checkpoint_every", 1),
             ("eval_requests", 0),
             ("eval_max_new_tokens", 1),
@@ -133,6 +133,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise RequestError(f"{_flag(name)} is at least {smallest}, got {value}")
+        check_k_max(self.k_max)
         if self.threads is not None and self.threads < 1:
             raise RequestError(f"--threads is at least 1, got {self.threads}")
         if not 0 <= self.sampling_temperature < math.inf:
@@ -184,7 +185,8 @@ def config_from_json(values: dict[str, Any]) -> TrainConfig:
     if unknown := set(values) - known:
         raise ArtefactError(f"the run's {CONFIG_FILE} has unknown fields {sorted(unknown)}; it is of another version")
     paths = {k: Path(values[k]) for k in ("run_dir", "resume", "cost") if values.get(k) is not None}
-    return TrainConfig(**{**values, **paths})
+    draft = values.get("draft") or ()  # one name or none in older runs
+    return TrainConfig(**{**values, **paths, "draft": (draft,) if isinstance(draft, str) else tuple(draft)})
 
 
 def stored_config(run_dir: Path) -> TrainConfig:

@@ -84,7 +84,12 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         threads=config.threads,
     )
     backend = LiveBackend.from_pair(
-        pair, mode=config.mode, k_max=config.k_max, time_source=config.time_source, cost_model=costs
+        pair,
+        mode=config.mode,
+        k_max=config.k_max,
+        time_source=config.time_source,
+        cost_model=costs,
+        temperature=config.sampling_temperature,
     )
     eval_backend = LiveBackend(
         backend.engine, mode=config.mode, cost_model=backend.cost_model, time_source="measured", label=backend.label

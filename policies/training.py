@@ -89,7 +89,8 @@ def say_next(config: TrainConfig, problem: Problem, run_dir: Path) -> None:
         say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
         return
     parts += [f"--pair {config.pair} --workload {config.workload}"]
-    parts += [f"--{name} {value}" for name in ("target", "draft") if (value := getattr(config, name)) is not None]
+    parts += [] if config.target is None else [f"--target {config.target}"]
+    parts += [f"--draft {' '.join(config.draft)}"] if config.draft else []
     if config.mode != "greedy":
         parts.append(f"--mode {config.mode} --temperature {config.sampling_temperature:g}")
     specs = f"ar static:{min(4, problem.backend.table.k_max)} assc bandit:ucb {quoted}/{POLICY_FILE}"

@@ -143,10 +143,11 @@ def sampled(
     schedule: Schedule = "3",
     rows: int = 250,
     length: int = 80,
+    chunks: int = 1,
 ) -> list[Played]:
     """Decodes `rows` requests of `length` tokens, seeds 0, 1, …, through the whole engine."""
     target: Any = TableRunner(torch.tensor(target_table(drafter)))
-    engine = Engine(target, [table_drafter(drafter)], lazy_verify=lazy)
+    engine = Engine(target, [table_drafter(drafter)], lazy_verify=lazy, chunks=chunks)
     options = {"mode": mode, **SAMPLED[sampling]}
     requests = [Request(START, length, seed=s, sampling=options) for s in range(rows)]
     return play(engine, requests, [schedule_of(schedule, n) for n in range(rows)])
@@ -161,10 +162,13 @@ def check_distribution(
     schedule: Schedule = "3",
     rows: int = 100,
     length: int = 60,
+    chunks: int = 1,
 ) -> float:
     """The tokens of many requests follow the target's exact distribution. Returns the acceptance rate."""
     p = exact(target_table(drafter), SAMPLED[sampling])
-    played = sampled(drafter, sampling, mode=mode, lazy=lazy, schedule=schedule, rows=rows, length=length)
+    played = sampled(
+        drafter, sampling, mode=mode, lazy=lazy, schedule=schedule, rows=rows, length=length, chunks=chunks
+    )
     counts = np.zeros((V, V))
     for row in played:
         np.add.at(counts, (np.array([START[-1], *row.tokens[:-1]]), np.array(row.tokens)), 1)

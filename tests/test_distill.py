@@ -21,7 +21,7 @@ from assc.engine import Engine
 from assc.errors import ArtefactError, AsscError
 from assc.kv import ModelRunner
 from assc.loading import build_engine
-from assc.pairs import LoadedPair, load_pair
+from assc.pairs import LoadedPair, load_pair, packaged_draft
 from assc.tiny import tiny_pair
 
 
@@ -263,6 +263,28 @@ def test_the_card_counts_what_static_rounds_really_take(pair: LoadedPair, finish
                 rounds += sum(alive)
                 engine.round(batch, [Action("hidden", k)] * 3, timer)
             assert rounds == found.rounds[k]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--requests", "0"], "--requests, --max-new-tokens and --rows are 1 or more"),
+        (["--k", "0"], "K_max is 0"),
+        (["--temperatures", "-1"], "--temperatures needs"),
+        (["--pair", "nope"], "unknown pair"),
+        (["--what"], "unrecognized"),
+    ],
+)
+def test_the_card_refuses_what_cannot_be(
+    words: list[str], wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from assc.distill.card import main
+
+    (tmp_path / "config.json").write_text((packaged_draft("smollm2-135m") / "config.json").read_text())
+    assert main(["--draft", str(tmp_path), "--pair", "tiny", *words]) == 2
+    assert wrong in capsys.readouterr().err
+    assert main(["--draft", str(tmp_path / "none")]) == 2 and not (tmp_path / "none").exists()
+    assert "there is no draft" in capsys.readouterr().err
 
 
 def test_the_card_names_data_training_and_acceptance(pair: LoadedPair, finished: DistillConfig, workload: str) -> None:

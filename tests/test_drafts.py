@@ -345,7 +345,7 @@ def test_acceptance_and_memory_are_those_of_plain_static_runs(reported: dict[str
     model, hidden, ngram = (reported["drafters"][n]["facts"]["memory_bytes"] for n in ("model", "hidden", "ngram"))
     assert model == target["weight_bytes"] + target["kv_bytes"] and ngram == 0
     slots = target["slots"]
-    buffers = 2 * 2 * 8 * slots + slots * slots + 2 * slots * 8 + slots * 32  # k and v, mask, rotations, true states
+    buffers = 2 * 2 * 8 * slots + 2 * slots * 8 + slots * 32  # k and v, rotations, true states
     own = sum(p.numel() for p in make_net().parameters())
     assert hidden == 8 * (own + len(TRIMMED) * 32 + buffers)
 
@@ -372,7 +372,7 @@ def test_sampled_modes_and_a_small_k(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--categories", "poems"], "unknown category 'poems'"),
         (["--workload", "none.jsonl"], "none.jsonl"),
         (["--max-new-tokens", "1"], "--max-new-tokens is 1"),
-        (["--k-max", "0"], "--k-max is 0"),
+        (["--k-max", "0"], "K_max is 0"),
         (["--k", "9"], "--k is 9"),
         (["--k", "0"], "--k is 0"),
         (["--k-max", "20", "--k", "10"], "below --max-new-tokens"),

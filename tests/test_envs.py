@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -291,3 +293,10 @@ def test_docstring_lists_the_fields_as_they_are() -> None:
         num = str(at) if spec.size == 1 else f"{at}-{at + spec.size - 1}"
         assert [num, spec.name, spec.unit, f"{spec.low:g}", f"{spec.high:g}"] in rows
         at += spec.size
+
+
+def test_a_module_in_front_of_an_id_registers_it() -> None:
+    """In a fresh process, where nobody has imported the package."""
+    code = "import gymnasium; gymnasium.make('envs:assc/SpecDecode-Markov-v0').reset(seed=0); print('made')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "made", done.stderr

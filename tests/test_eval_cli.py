@@ -103,7 +103,7 @@ def refused(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--requests", "99"], "only 4 prompts match"),
         (["--seed", "-1"], "--seed and --warmup are 0 or more"),
         (["--repeats", "0"], "--repeats is 1 or more"),
-        (["--k-max", "0"], "--k-max is 0"),
+        (["--k-max", "0"], "K_max is 0"),
         (["--policies", "static:9"], "K_max of this decoder is 8"),
         (["--temperature", "0.5"], "--mode greedy takes no --temperature"),
         (["--temperature", "nan", "--mode", "gumbel"], "--temperature is nan"),

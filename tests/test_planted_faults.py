@@ -203,10 +203,11 @@ def positions_after_the_first_rejection_count(patch: pytest.MonkeyPatch) -> None
 def one_token_too_many_is_committed(patch: pytest.MonkeyPatch) -> None:
     inner = rounds.Engine._commit
 
-    def commit(self: Any, batch: Any, b: int, tokens: list[int], logits: Any, proposal: Any) -> Any:
+    def commit(self: Any, batch: Any, b: int, verdict: Any, proposal: Any) -> Any:
+        tokens = verdict.tokens
         rejected = len(tokens) - 1 < proposal.lengths[b]
         extra = [int(proposal.tokens[b, len(tokens)])] if rejected and len(tokens) < proposal.lengths[b] else []
-        return inner(self, batch, b, [*tokens, *extra], logits, proposal)
+        return inner(self, batch, b, replace(verdict, tokens=[*tokens, *extra]), proposal)
 
     patch.setattr(rounds.Engine, "_commit", commit)
 

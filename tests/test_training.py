@@ -407,7 +407,7 @@ def run_main(*words: str) -> int:
         (("--reward", "speed"), "known rewards"),
         (("--mode", "fast"), "mode"),
         (("--temperature", "0.7"), "gumbel or --mode rejection"),
-        (("--k-max", "0"), "--k-max is at least 1"),
+        (("--k-max", "0"), "K_max is 0, allowed is 1 to 100"),
         (("--eval-requests", "-1"), "--eval-requests is at least 0"),
         (("--max-new-tokens", "-3"), "--max-new-tokens is at least 1"),
         (("--threads", "0"), "--threads is at least 1"),

@@ -6,6 +6,7 @@ plain decoding that asks for a proposal at every position tells the accepted len
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 
 import torch
 
-from assc.cli import parse
+from assc.cli import parse, run_cli
 from assc.core import ROLLBACK, Request
 from assc.distill.data import Report
 from assc.drafters.artefact import design_of, read_config
 from assc.engine import Engine
-from assc.files import write_text
+from assc.errors import RequestError
+from assc.files import check_writable, write_text
+from assc.groups import check_k_max
 from assc.kv import ModelRunner
 from assc.loading import learned_drafter
 from assc.pairs import LoadedPair, load_pair
@@ -227,10 +230,27 @@ def parameters(config: dict[str, Any]) -> int:
     )
 
 
+def _check(config: CardConfig) -> None:
+    """Refuse what can be seen to be wrong before any model is loaded."""
+    if min(config.requests, config.max_new_tokens, config.rows) < 1:
+        raise RequestError("--requests, --max-new-tokens and --rows are 1 or more")
+    check_k_max(config.k)
+    heats = config.temperatures
+    if not heats or len(set(heats)) < len(heats) or not all(math.isfinite(t) and t >= 0 for t in heats):
+        raise RequestError("--temperatures needs at least one number, each 0 or more and listed once")
+    check_writable(config.draft / "README.md")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    config = parse(CardConfig, argv, prog="python -m assc draft-card", description=CardConfig.__doc__ or "")
+    """Command line; 2 and one sentence for a mistake of the user, 130 after Ctrl-C."""
+    description = CardConfig.__doc__ or ""
+    return run_cli(lambda: run(parse(CardConfig, argv, prog="python -m assc draft-card", description=description)))
+
+
+def run(config: CardConfig) -> int:
+    """Measure, write the card, print the table."""
     notes = read_config(config.draft)
+    _check(config)
     pair = load_pair(config.pair, threads=config.threads)
     measured = measure_all(pair, config.draft, config, lambda line: print(line, flush=True))
     table = acceptance_table(measured, config.k)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
+from assc.drafters.memory import DrafterMemory
+from assc.drafters.parking import Parking
 from assc.steps import Codes, encode
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Proposal:
     one_hot: Sequence[bool] = ()
     """set by the engine when it merges drafters: rows whose drafter gives no probabilities"""
     discarded: Sequence[int] = ()
-    """set by the engine: tokens per row that were drafted and thrown away"""
+    """set by the engine: tokens per row whose draft was rolled back"""
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,57 @@ class Drafter(ABC):
         """Length of the longest committed suffix that occurred before; None if this drafter does not look."""
         return None
 
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def weights(self) -> list[Tensor]:
+        """Every floating tensor of the draft's weights, those shared with the target included."""
+        return []
+
+    def parameter_bytes(self) -> int:
+        """Bytes of weights that this drafter adds to its target's, wherever they are."""
+        return 0
+
+    def buffer_bytes(self) -> int:
+        """Bytes of buffers held for the batch at hand."""
+        return 0
+
     def memory_bytes(self) -> int:
         """Bytes of weights and buffers held for drafting."""
-        return 0
+        return self.memory().held
+
+    def memory(self) -> DrafterMemory:
+        """The same, told apart."""
+        return DrafterMemory(self.name, self.parameter_bytes(), self.buffer_bytes(), self.loaded)
+
+    @property
+    def parking(self) -> Parking:
+        """Where the weights go when the drafter is unloaded."""
+        found: Parking | None = self.__dict__.get("_parking")
+        if found is None:
+            found = self.__dict__["_parking"] = Parking()
+        return found
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the weights are where they are needed."""
+        return not self.parking.away
+
+    def unload(self, keep: Collection[int] = ()) -> None:
+        """Free the buffers and take the weights off the device, but for memory at the addresses `keep`.
+
+        What was read of the texts is forgotten with the buffers, so the next proposal catches all of it up.
+        """
+        if self.loaded and self.weights():
+            self.forget()
+            self.parking.park(self.weights(), keep)
+
+    def load(self) -> None:
+        """Bring the weights back."""
+        if not self.loaded:
+            self.parking.restore()
+
+    def forget(self) -> None:  # noqa: B027 - nothing to forget is right for a drafter without buffers
+        """Free the buffers of the batch at hand: nothing of its texts counts as read."""
 
 
 D = TypeVar("D", bound=type[Drafter])

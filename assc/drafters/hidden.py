@@ -12,6 +12,7 @@ from assc.batch import Batch, Row
 from assc.drafters.base import Confidence, Drafter, Drafting, Proposal, finish, register_drafter
 from assc.drafters.model import confidence, step_confidences
 from assc.drafters.net import HiddenNet, LayerKV
+from assc.drafters.parking import bytes_of
 from assc.sampling import Noise, widen
 from assc.verify import sample
 
@@ -57,7 +58,7 @@ class HiddenDrafter(Drafter):
 
     def begin(self, batch: Batch) -> None:
         assert batch.hidden is not None, "the engine keeps the target's hidden states for drafters that need them"
-        self._kv = LayerKV(self.net, batch.size, batch.kv.length)
+        self._kv = None  # made when it first drafts: a draft that is never chosen needs no buffers
         self._encoded = [0] * batch.size
         # rows that share a noise (the recorder's do) share its part as well
         parts = {id(n): n.of(self.net.token_ids) for row in batch.rows if (n := row.noise) is not None}
@@ -81,7 +82,6 @@ class HiddenDrafter(Drafter):
 
     @torch.inference_mode()
     def _chain(self, batch: Batch, ks: Sequence[int], *, watched: bool) -> Drafting:
-        assert self._kv is not None
         ks, width = list(ks), max(ks)
         rows = [b for b, k in enumerate(ks) if k > 0]
         self._catch_up(batch, rows)
@@ -96,6 +96,7 @@ class HiddenDrafter(Drafter):
         logits: list[Tensor | None] = [None if s is None else s.logits for s in starts]
         first = batch.positions([row.length for row in batch.rows], 1)
         planned = torch.tensor(ks).to(batch.device, non_blocking=True)[:, None]
+        kv = self._kv
         for j in range(width):
             going, choices = list[int](), list[Tensor]()
             for b in rows:
@@ -117,16 +118,19 @@ class HiddenDrafter(Drafter):
             if j + 1 < max(ks):
                 junk = batch.kv.length - 1
                 positions = first + j if batch.size == 1 else torch.where(j + 1 < planned, first + j, junk)
-                features = self._kv.forward(tokens[:, j : j + 1], features, positions)
+                assert kv is not None, "catching up made it"
+                features = kv.forward(tokens[:, j : j + 1], features, positions)
                 logits = list(self.net.logits(features[:, 0]).unbind(0))
         return Proposal(tokens, ks, q, [w[0] for w in self._work], [w[1] for w in self._work])
 
     def _catch_up(self, batch: Batch, rows: Sequence[int]) -> None:
         """Encode the committed positions that the buffers of `rows` lack, up to the last committed token."""
-        assert self._kv is not None and batch.hidden is not None
+        assert batch.hidden is not None
         rows = [b for b in rows if b not in self._starts]
         if not rows:
             return
+        if self._kv is None:
+            self._kv = LayerKV(self.net, batch.size, batch.kv.length)
         lengths = [row.length for row in batch.rows]
         lacking = max(lengths[b] - self._encoded[b] for b in rows)
         size = NARROW if lacking <= NARROW and batch.device.type == "cpu" else BLOCK
@@ -182,7 +186,15 @@ class HiddenDrafter(Drafter):
             noise.forget(batch.rows[b].length)
         self._reset_round(batch)
 
-    def memory_bytes(self) -> int:
-        own = sum(p.numel() * p.element_size() for p in self.net.parameters())
-        own += self.net.head.numel() * self.net.head.element_size()
-        return own + (self._kv.memory_bytes() if self._kv is not None else 0)
+    def weights(self) -> list[Tensor]:
+        return [t for t in (*self.net.parameters(), *self.net.buffers()) if t.is_floating_point()]
+
+    def parameter_bytes(self) -> int:
+        return self.parking.bytes if self.parking.away else bytes_of([*self.net.parameters(), self.net.head])
+
+    def buffer_bytes(self) -> int:
+        return self._kv.memory_bytes() if self._kv is not None else 0
+
+    def forget(self) -> None:
+        self._kv, self._starts = None, {}
+        self._encoded = [0] * len(self._encoded)

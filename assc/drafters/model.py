@@ -203,5 +203,18 @@ class ModelDrafter(Drafter):
         self._fed = [min(fed, row.length - 1) for fed, row in zip(self._fed_draft, batch.rows, strict=True)]
         self._reset_round(batch)
 
-    def memory_bytes(self) -> int:
-        return own_bytes(self.runner.model) + (self._kv.memory_bytes() if self._kv is not None else 0)
+    def weights(self) -> list[Tensor]:
+        model = self.runner.model
+        return [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+
+    def parameter_bytes(self) -> int:
+        return self.parking.bytes if self.parking.away else own_bytes(self.runner.model)
+
+    def buffer_bytes(self) -> int:
+        return self._kv.memory_bytes() if self._kv is not None else 0
+
+    def forget(self) -> None:
+        if self._kv is not None:
+            self._kv = self.runner.new_cache(self._kv.rows, self._kv.length)
+            self._fed = [0] * self._kv.rows
+            self._fed_draft, self._logits = list(self._fed), {}

@@ -162,9 +162,9 @@ class LayerKV:
         self.values = torch.zeros_like(self.keys)
         self._rows = torch.arange(rows, device=self.keys.device)[:, None]
         self._cos, self._sin = net.rotations(length)
-        # row t of the mask hides the slots behind t
-        hidden = torch.full((length, length), torch.finfo(net.fc.dtype).min, dtype=net.fc.dtype, device=net.fc.device)
-        self._mask = hidden.triu_(1)
+        self._slots = torch.arange(length, device=self.keys.device)
+        self._visible = net.fc.new_zeros(())
+        self._hidden = net.fc.new_full((), torch.finfo(net.fc.dtype).min)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor) -> Tensor:
         """Encode [B, Q] tokens at `positions`; features [B, Q, H] for the positions behind them."""
@@ -178,13 +178,14 @@ class LayerKV:
         else:
             self.keys[self._rows, :, positions] = k.transpose(1, 2)
             self.values[self._rows, :, positions] = v.transpose(1, 2)
-        mask = self._mask[positions][:, None]
+        # a query at position t sees the slots up to t
+        mask = torch.where(self._slots <= positions[:, None, :, None], self._visible, self._hidden)
         attended = grouped_attention(q, self.keys, self.values, mask)
         return net.leave(x, attended)
 
     def memory_bytes(self) -> int:
-        """Bytes held: keys and values, the mask (square in the number of slots) and the rotations."""
-        held = (self.keys, self.values, self._mask, self._cos, self._sin)
+        """Bytes held: keys and values, and the rotations."""
+        held = (self.keys, self.values, self._cos, self._sin)
         return sum(t.numel() * t.element_size() for t in held)
 
 
