@@ -12,8 +12,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
 
     def work() -> int:
-        from policies.train_config import DESCRIPTION, TrainConfig, merge_resumed
-        from policies.training import train
+        from policies.training.config import DESCRIPTION, TrainConfig, merge_resumed
+        from policies.training.job import train
 
         words = list(sys.argv[1:] if argv is None else argv)
         config = parse(TrainConfig, words, prog="train_policy.py", description=DESCRIPTION)

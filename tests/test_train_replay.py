@@ -24,10 +24,10 @@ from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.registry import make_policy
 from assc.trace_io import write_trace
 from envs.lanes import ReplayLanes
-from policies import train_sb3
-from policies.checkpoint import read_checkpoint
-from policies.train_config import TrainConfig
-from policies.training import train
+from policies.training import sb3 as train_sb3
+from policies.training.checkpoint import read_checkpoint
+from policies.training.config import TrainConfig
+from policies.training.job import train
 
 ALGORITHMS = ("ppo", "a2c", "dqn")
 

@@ -14,10 +14,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from assc.errors import ArtefactError
-from policies.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
-from policies.train_config import TrainConfig
-from policies.train_log import Interrupt, TrainingLog
-from policies.train_play import Play
+from policies.training.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
+from policies.training.config import TrainConfig
+from policies.training.log import Interrupt, TrainingLog
+from policies.training.play import Play
 
 CLASSES: dict[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": A2C, "dqn": DQN}
 ROLLOUT = 256

@@ -14,14 +14,14 @@ from typing import Any
 from assc.errors import RequestError
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
-from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
 from policies.sb3_adapter import export_sb3
-from policies.train_bandit import BanditRun
-from policies.train_config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
-from policies.train_log import TENSORBOARD_DIR, Interrupt, TrainingLog
-from policies.train_report import check_live, compare
-from policies.train_sb3 import Sb3Run, rollout_of
-from policies.train_setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
+from policies.training.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
+from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
+from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
+from policies.training.online import OnlineRun
+from policies.training.report import check_live, compare
+from policies.training.sb3 import Sb3Run, rollout_of
+from policies.training.setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
 
 POLICY_FILE = "policy.zip"
 INTERRUPTED = 130
@@ -138,12 +138,12 @@ def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Che
     _say_plan(config, problem, planned, done, run_dir)
     log = TrainingLog(run_dir, planned, resumed_at=done if checkpoint is not None else None, progress=config.progress)
     try:
-        run: Sb3Run | BanditRun
+        run: Sb3Run | OnlineRun
         if config.algo in SB3_ALGORITHMS:
             rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)
             run = Sb3Run(config, problem.play(config, rollout.lanes), rollout, log, checkpoint)
         else:
-            run = BanditRun(config, problem.backend, problem.train, log, checkpoint)
+            run = OnlineRun(config, problem.backend, problem.train, log, checkpoint)
         with Interrupt() as interrupt:
             finished = run.train(interrupt, run_dir)
         path = _save(config, problem, run, run_dir)
@@ -166,7 +166,7 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
     )
 
 
-def _save(config: TrainConfig, problem: Problem, run: Sb3Run | BanditRun, run_dir: Path) -> Path:
+def _save(config: TrainConfig, problem: Problem, run: Sb3Run | OnlineRun, run_dir: Path) -> Path:
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
         "pair": problem.description.get("pair") or config.pair,
