@@ -1,8 +1,8 @@
 """Saved policies: one zip with `meta.json` and either `weights.npz` (a network) or `state.json` (any other policy).
 
-`meta.json` holds `format`, `kind` ("ppo", "dqn", "a2c", or the spec of a registered policy such as "bandit:ucb"),
-`features_version`, `history`, `fields`, `actions`, `versions` and whatever the trainer adds (`mode`, `pair`,
-`training`). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
+`meta.json` holds `format`, `kind` ("ppo", "dqn", "a2c", "recurrent_ppo", or the spec of a registered policy such as
+"bandit:ucb"), `features_version`, `history`, `fields`, `actions`, `versions` and whatever the trainer adds (`mode`,
+`pair`, `training`). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from assc.registry import make_policy, register_artefact_loader
 from policies.artefact_checks import build_network, read_arrays, read_json, read_members, refuse
 from policies.base import BasePolicy
 from policies.learned import LearnedPolicy, Network
+from policies.recurrent import RecurrentNetwork, RecurrentPolicy
 
 FORMAT = 1
-NEURAL_KINDS = ("ppo", "a2c", "dqn")
+NEURAL_KINDS = ("ppo", "a2c", "dqn", "recurrent_ppo")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Artefact:
     meta: dict[str, Any]
     table: ActionTable
     featurizer: Featurizer | None = None
-    network: Network | None = None
+    network: Network | RecurrentNetwork | None = None
     spec: str = ""
     state: dict[str, Any] | None = None
 
@@ -52,7 +53,7 @@ class Artefact:
 
 def save_network(
     path: str | os.PathLike[str],
-    network: Network,
+    network: Network | RecurrentNetwork,
     *,
     kind: str,
     featurizer: Featurizer,
@@ -60,9 +61,13 @@ def save_network(
     meta: Mapping[str, Any] | None = None,
 ) -> Path:
     """Save a network that maps `featurizer`'s vector to one score per action of `table`."""
+    head = network.head if isinstance(network, RecurrentNetwork) else network
     arrays: dict[str, Any] = {
-        f"{n}{i}": a for i, pair in enumerate(network.layers) for n, a in zip("wb", pair, strict=True)
+        f"{n}{i}": a for i, pair in enumerate(head.layers) for n, a in zip("wb", pair, strict=True)
     }
+    if isinstance(network, RecurrentNetwork):
+        lstm = network.lstm
+        arrays |= {"lstm_x": lstm.w_x, "lstm_h": lstm.w_h, "lstm_b": lstm.bias}
     if network.normaliser is not None:
         arrays |= {"mean": network.normaliser.mean, "var": network.normaliser.var}
         arrays |= {"eps": np.float64(network.normaliser.eps), "clip": np.float64(network.normaliser.clip)}
@@ -70,9 +75,9 @@ def save_network(
         "features_version": FEATURES_VERSION,
         "history": HISTORY,
         "fields": list(featurizer.fields),
-        "activation": network.activation,
+        "activation": head.activation,
     }
-    build_network(str(path), arrays, network.activation, featurizer.size, len(table))
+    build_network(str(path), arrays, head.activation, featurizer.size, len(table))
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return _write(path, {"meta.json": _dump(description), "weights.npz": buffer.getvalue()})
@@ -134,9 +139,11 @@ def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, s
     if artefact.network is not None and artefact.featurizer is not None:
         if not deterministic and artefact.kind == "dqn":
             refuse(artefact.path, "is a DQN: its scores are values, not a distribution to sample from")
-        policy = LearnedPolicy(
-            artefact.network, artefact.featurizer, artefact.table, deterministic=deterministic, seed=seed
-        )
+        parts = (artefact.featurizer, artefact.table)
+        if isinstance(artefact.network, RecurrentNetwork):
+            policy = RecurrentPolicy(artefact.network, *parts, deterministic=deterministic, seed=seed)
+        else:
+            policy = LearnedPolicy(artefact.network, *parts, deterministic=deterministic, seed=seed)
     else:
         try:
             built = make_policy(artefact.spec, seed=seed)

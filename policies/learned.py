@@ -98,8 +98,12 @@ class LearnedPolicy(BasePolicy):
         self.deterministic = deterministic
         self.rng = seed_state(seed)
 
+    def scores(self, observation: Observation) -> NDArray[np.float32]:
+        """One score per action of the table."""
+        return self.network(self.featurizer(observation))
+
     def act(self, observation: Observation) -> Action:
-        scores = self.network(self.featurizer(observation))
+        scores = self.scores(observation)
         if self.deterministic:
             index = int(scores.argmax())
         else:

@@ -46,8 +46,8 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
-    with _generators_kept():
-        finished = _learn(config, problem, run_dir, checkpoint)
+    with generators_kept():
+        finished = learn(config, problem, run_dir, checkpoint)
     if not finished:
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
@@ -103,17 +103,24 @@ def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
             raise RequestError("--resume goes on in its own directory; leave --run-dir out")
         check_resumable(config, stored_config(config.resume))
         return config.resume, read_checkpoint(config.resume)
+    return new_run_dir(config), None
+
+
+def new_run_dir(config: TrainConfig) -> Path:
+    """The directory of a new run; `RequestError` for one that exists."""
     if config.run_dir is None:
         played = "replay" if config.backend == "replay" else config.pair
-        name = f"{config.algo.replace(':', '-').replace(',', '-')}-{played}-{datetime.now():%Y%m%d-%H%M%S}"
-        return Path("runs") / name, None
+        many = f"-{len(config.seeds)}-seeds" if config.seeds else "-sweep" if config.sweep else ""
+        name = f"{config.algo.replace(':', '-').replace(',', '-')}-{played}{many}-{datetime.now():%Y%m%d-%H%M%S}"
+        return Path("runs") / name
     if config.run_dir.exists():
         raise RequestError(f"{config.run_dir} exists; give a new --run-dir, or go on with --resume {config.run_dir}")
-    return config.run_dir, None
+    return config.run_dir
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
+    """Global random generators are afterwards as they were."""
     states = generator_states()
     try:
         yield
@@ -130,7 +137,7 @@ def planned_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None, *,
     return done + math.ceil(max(0, config.rounds - done) / rollout) * rollout
 
 
-def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
+def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
     """Train, save the policy, and say what was done. False when Ctrl-C stopped it."""
     done = checkpoint.steps if checkpoint is not None else 0
     vectorised = problem.trace is not None
