@@ -16,6 +16,7 @@ from assc.eval_job import play
 from assc.eval_live import live_job
 from assc.eval_replay import replay_job
 from assc.files import git_commit, write_text
+from assc.prometheus import write_prometheus
 from assc.results import EvaluationInterrupted
 from assc.tables import print_definitions, print_evaluation, to_markdown
 
@@ -40,8 +41,10 @@ def run(config: Config, words: Sequence[str] = ()) -> int:
             evaluation.write(config.json)
         if config.markdown is not None:
             write_text(config.markdown, to_markdown(evaluation.rows(), evaluation.details(), evaluation.rungs()))
+        if config.prometheus is not None:
+            write_prometheus(evaluation.health(), config.prometheus)
     finally:
-        print_evaluation(evaluation, categories=config.explain)
+        print_evaluation(evaluation, categories=config.explain, health=config.health)
     return 0 if evaluation.complete else EXIT_INTERRUPTED
 
 

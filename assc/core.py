@@ -133,6 +133,11 @@ class RoundRecord:
         """one plain target step: nothing was planned, or a step policy threw all of the draft away"""
         return self.action.rollback or (self.discarded > 0 and not self.drafted)
 
+    @property
+    def plain(self) -> bool:
+        """a rollback round in which no draft ran at all: its seconds are those of plain decoding"""
+        return self.rollback and not self.peeked and not self.discarded
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:

@@ -12,6 +12,7 @@ from assc.core import Mode
 from assc.errors import AsscError, RequestError
 from assc.files import check_writable
 from assc.groups import check_chunks, check_k_max
+from assc.prometheus import require_prometheus
 
 Backend = Literal["live", "replay"]
 
@@ -118,6 +119,10 @@ class Config:
     """write the table to this Markdown file"""
     tensorboard: Path | None = None
     """write curves over the requests to this folder, one run per policy"""
+    health: bool = False
+    """print a line of the health monitor for each policy (docs/monitor.md); the JSON always has it"""
+    prometheus: Path | None = None
+    """write the health of each policy to this file in Prometheus' text format (needs the extra 'prometheus')"""
     explain: bool = False
     """print what each number means, and a table per category"""
 
@@ -182,6 +187,8 @@ def check(config: Config) -> None:
         raise RequestError(f"--temperature is {temperature}, it must be 0 or more")
     if config.live.mode == "greedy" and temperature:
         raise RequestError(f"--mode greedy takes no --temperature {temperature}; sample with --mode gumbel")
-    for path in (config.json, config.markdown):
+    if config.prometheus is not None:
+        require_prometheus()
+    for path in (config.json, config.markdown, config.prometheus):
         if path is not None:
             check_writable(path)

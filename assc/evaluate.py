@@ -113,7 +113,13 @@ class _Players:
         except RequestError as error:
             raise RequestError(f"request {request.id!r} with policy {self.labels[policy]!r}: {error}") from None
         wall = self.clock() - start
-        return Run(index, repeat, episode, wall, float(getattr(self.backend, "prefill_seconds", 0.0)))
+        prefill = float(getattr(self.backend, "prefill_seconds", 0.0))
+        return Run(index, repeat, episode, wall, prefill, getattr(self.backend, "memory_peak", None))
+
+    def reports(self, count: int) -> list[dict[str, Any] | None]:
+        """What the first `count` policies say of themselves."""
+        found = [getattr(policy, "report", None) for policy in self.policies[:count]]
+        return [report() if callable(report) else None for report in found]
 
     def play_all(self, request: Request, index: int, repeat: int, seed: int, bar: Any) -> RequestResult:
         """All policies on one request in an order that `seed` shuffles anew for each request."""
@@ -199,5 +205,7 @@ def evaluate(
                         on_request(result)
     except KeyboardInterrupt:
         raise EvaluationInterrupted(evaluation) from None
+    finally:
+        evaluation.policy_reports = players.reports(len(policies))
     evaluation.complete = True
     return evaluation

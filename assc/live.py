@@ -14,6 +14,7 @@ from assc.actions import DEFAULT_K_VALUES, ActionTable
 from assc.batch import Batch
 from assc.core import Action, Mode, Observation, Request, RoundRecord, default_temperature
 from assc.costs import CostModel
+from assc.device import peak_bytes, restart_peak
 from assc.drafters.base import Confidence, codes_of
 from assc.drafters.memory import DrafterMemory
 from assc.drafters.model import confidence
@@ -191,6 +192,12 @@ class LiveBackend:
         self._target_confidence = None
         self._decision = self._round = None
         self._timer.read()
+        restart_peak(self.engine.device)
+
+    @property
+    def memory_peak(self) -> int | None:
+        """Bytes in use at once in the rounds of this request (CUDA), or by the process so far (CPU)."""
+        return peak_bytes(self.engine.device)
 
     def observe(self, needs: frozenset[str] = frozenset()) -> Observation:
         start = self._clock()

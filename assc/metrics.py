@@ -63,6 +63,11 @@ DEFINITIONS: dict[str, str] = {
     "of drafter and K",
     "same_text": "every policy emitted the same token ids for every request; null in mode rejection, where texts "
     "differ by design",
+    "health": "per policy, over all rounds (total) and the last 256 (window): acceptance in 0.60..0.85, share of "
+    "drafting in the time below 0.40, speed-up over plain decoding of the same requests in 1.5..2.5, rollback rounds "
+    "that a policy gave a reason for below 5 % of rounds; state failing = slower than plain decoding, degraded = "
+    "outside a band on the side of a fault, unknown = fewer than 32 rounds; triggers = how often the windowed figure "
+    "left its band; notes = reasons that the policy gave; memory_peak_bytes = of the device during verification",
     "details.tokens_per_round_mean_of_requests": "mean over requests of tokens / rounds of each request",
     "details.acceptance_rate_mean_of_requests": "mean over the requests that drafted of each one's accepted / drafted",
     "details.mean_drafted": "drafted / rounds in which a token was drafted; below K when the budget, an early stop or "
@@ -90,6 +95,8 @@ class Run:
     episode: Episode
     wall_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    memory_peak: int | None = None
+    """bytes of the device in use at once during the rounds, None where nobody knows"""
 
     @cached_property
     def totals(self) -> Totals:

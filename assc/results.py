@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assc.core import Mode, Request
+from assc.core import Mode, Request, Totals
 from assc.files import write_json
 from assc.metrics import Run, make_details, make_row
+from assc.monitor import HealthMonitor, plain_seconds_of
 from assc.oracle import Ladder
 from assc.rounds_json import KeptRounds, rounds_json
 
@@ -28,6 +29,14 @@ class RequestResult:
     baseline: Run
     order: tuple[str, ...] = ()
     """labels in the order they were played"""
+
+
+def watch(monitor: HealthMonitor, run: Run, plain: Totals) -> None:
+    """Show the rounds of a run to a monitor; `plain` is plain decoding of the same request."""
+    for record in run.episode.rounds:
+        monitor.add(record, plain_seconds=plain_seconds_of(record, plain))
+    if run.memory_peak is not None:
+        monitor.saw_memory(run.memory_peak)
 
 
 def unique_labels(names: Sequence[str]) -> tuple[str, ...]:
@@ -63,6 +72,8 @@ class Evaluation:
     """policy -> the action that tuning chose for it"""
     kept: KeptRounds | None = None
     """whose rounds go into the file, None for nobody's"""
+    policy_reports: list[dict[str, Any] | None] = field(default_factory=list)
+    """what each policy says of itself at the end (`guard`), None for one that says nothing"""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -120,6 +131,20 @@ class Evaluation:
             numbers = make_details(self._runs(i, category), base, measured=self.measured)
             rows.append({"policy": name, "label": label, **numbers})
         return rows
+
+    def health(self) -> list[dict[str, Any]]:
+        """`HealthMonitor.report` of each policy in the order given, against plain decoding of the same requests.
+
+        `policy_report` is what the policy counted itself, over all requests since it was handed over.
+        """
+        reports: list[dict[str, Any]] = []
+        for i, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
+            monitor = HealthMonitor()
+            for result in self.results:
+                watch(monitor, result.runs[i], result.baseline.totals)
+            own = self.policy_reports[i] if i < len(self.policy_reports) else None
+            reports.append({"policy": name, "label": label, **monitor.report(), "policy_report": own})
+        return reports
 
     def _requests(self, policy: int) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -180,6 +205,7 @@ class Evaluation:
             "by_category": self.by_category(),
             "baseline": self.baseline_row(),
             "details": [{**d, "requests": self._requests(i)} for i, d in enumerate(self.details())],
+            "health": self.health(),
             "text_differences": [] if same is None else differences[:MAX_DIFFERENCES],
             **kept,
         }

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from assc.drafters.memory import DrafterMemory
 from assc.metrics import DEFINITIONS
+from assc.monitor import health_line
 from assc.results import Evaluation
 
 PIPED_WIDTH = 200
@@ -185,8 +186,13 @@ def console_for(file: IO[str] | None = None) -> Console:
     return Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, emoji=False)
 
 
-def print_evaluation(evaluation: Evaluation, *, file: IO[str] | None = None, categories: bool = False) -> None:
-    """The comparison table with its conditions and notes; with `categories` one more table for each category."""
+def print_evaluation(
+    evaluation: Evaluation, *, file: IO[str] | None = None, categories: bool = False, health: bool = False
+) -> None:
+    """The comparison table with its conditions and notes.
+
+    With `health` a line of the health monitor per policy, with `categories` one more table for each category.
+    """
     console = console_for(file)
     console.print(result_table(evaluation.rows(), evaluation.details()))
     rungs = evaluation.rungs()
@@ -194,6 +200,9 @@ def print_evaluation(evaluation: Evaluation, *, file: IO[str] | None = None, cat
         console.print(_table(*_rungs(rungs)))
     for line in (conditions(evaluation.meta), *notes(evaluation)):
         console.print(Text(line))
+    if health:
+        for report in evaluation.health():
+            console.print(Text(f"health of {health_line(report['label'], report)}"))
     if categories:
         for category, rows in evaluation.by_category().items():
             console.print(Text(f"\n{category or '(no category)'}"))

@@ -11,7 +11,8 @@ from typing import Any
 
 from assc.core import Totals
 from assc.errors import AsscError
-from assc.results import RequestResult, unique_labels
+from assc.monitor import HealthMonitor
+from assc.results import RequestResult, unique_labels, watch
 
 PER_REQUEST = "request/"
 """prefix of the tags that show one request alone; without it a tag is cumulative over the requests so far"""
@@ -65,6 +66,10 @@ def fresh_directory(root: Path, names: Sequence[str]) -> Path:
     return directory
 
 
+HEALTH = "health/"
+"""prefix of what the health monitor says of the last rounds"""
+
+
 class Curve:
     """One run subdirectory. Steps may only grow; every `log` is flushed, so a killed process loses nothing."""
 
@@ -108,6 +113,7 @@ class EvaluationWriter:
             self.close()
             raise
         self._sums = [Totals() for _ in names]
+        self._monitors = [HealthMonitor() for _ in names]
         self._plain = Totals()
         self._step = 0
 
@@ -119,7 +125,9 @@ class EvaluationWriter:
         for i, (curve, run) in enumerate(zip(self._curves, result.runs, strict=True)):
             self._sums[i] = self._sums[i] + run.totals
             alone = {PER_REQUEST + tag: value for tag, value in scalars_of(run.totals, plain).items()}
-            curve.log(scalars_of(self._sums[i], self._plain) | alone, self._step)
+            watch(self._monitors[i], run, plain)
+            health = {HEALTH + tag: value for tag, value in self._monitors[i].scalars().items()}
+            curve.log(scalars_of(self._sums[i], self._plain) | alone | health, self._step)
 
     def close(self) -> None:
         for curve in self._curves:

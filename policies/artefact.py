@@ -1,8 +1,8 @@
 """Saved policies: one zip with `meta.json` and either `weights.npz` (a network) or `state.json` (any other policy).
 
-`meta.json` holds `format`, `kind` ("ppo", "dqn", "a2c", or the spec of a registered policy such as "bandit:ucb"),
-`features_version`, `history`, `fields`, `actions`, `versions` and whatever the trainer adds (`mode`, `pair`,
-`training`). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
+`meta.json` holds `format`, `kind` ("ppo", "dqn", "a2c", "recurrent_ppo", or the spec of a registered policy such as
+"bandit:ucb"), `features_version`, `history`, `fields`, `actions`, `versions` and whatever the trainer adds (`mode`,
+`pair`, `training`). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from policies.artefact_checks import build_network, read_arrays, read_json, read
 from policies.base import BasePolicy
 from policies.learned import LearnedPolicy, Network
 from policies.learned_steps import LearnedStepPolicy
+from policies.recurrent import RecurrentNetwork, RecurrentPolicy
 
 FORMAT = 1
-NEURAL_KINDS = ("ppo", "a2c", "dqn")
+NEURAL_KINDS = ("ppo", "a2c", "dqn", "recurrent_ppo")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Artefact:
     meta: dict[str, Any]
     table: ActionTable
     featurizer: Featurizer | None = None
-    network: Network | None = None
+    network: Network | RecurrentNetwork | None = None
     opening: Opening | None = None
     """set where the network decides after each drafted token"""
     spec: str = ""
@@ -57,7 +58,7 @@ class Artefact:
 
 def save_network(
     path: str | os.PathLike[str],
-    network: Network,
+    network: Network | RecurrentNetwork,
     *,
     kind: str,
     featurizer: Featurizer,
@@ -70,9 +71,13 @@ def save_network(
     With an `opening` it decides after each drafted token instead: from the vector of a `StepFeaturizer` over the same
     fields to one score per `assc.steps.Decision`; the table is then that of the opening.
     """
+    head = network.head if isinstance(network, RecurrentNetwork) else network
     arrays: dict[str, Any] = {
-        f"{n}{i}": a for i, pair in enumerate(network.layers) for n, a in zip("wb", pair, strict=True)
+        f"{n}{i}": a for i, pair in enumerate(head.layers) for n, a in zip("wb", pair, strict=True)
     }
+    if isinstance(network, RecurrentNetwork):
+        lstm = network.lstm
+        arrays |= {"lstm_x": lstm.w_x, "lstm_h": lstm.w_h, "lstm_b": lstm.bias}
     if network.normaliser is not None:
         arrays |= {"mean": network.normaliser.mean, "var": network.normaliser.var}
         arrays |= {"eps": np.float64(network.normaliser.eps), "clip": np.float64(network.normaliser.clip)}
@@ -80,13 +85,13 @@ def save_network(
         "features_version": FEATURES_VERSION,
         "history": HISTORY,
         "fields": list(featurizer.fields),
-        "activation": network.activation,
+        "activation": head.activation,
     }
     size, scores = featurizer.size, len(table)
     if opening is not None:
         size, scores = StepFeaturizer(featurizer.fields).size, len(Decision)
         description |= {"step_features_version": STEP_FEATURES_VERSION, "opening": opening.to_json()}
-    build_network(str(path), arrays, network.activation, size, scores)
+    build_network(str(path), arrays, head.activation, size, scores)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return _write(path, {"meta.json": _dump(description), "weights.npz": buffer.getvalue()})
@@ -133,6 +138,8 @@ def read_artefact(path: str | os.PathLike[str]) -> Artefact:
         if opening is not None:
             size, scores = StepFeaturizer(featurizer.fields).size, len(Decision)
         network = build_network(name, arrays, meta.get("activation"), size, scores)
+        if opening is not None and isinstance(network, RecurrentNetwork):
+            refuse(name, "is recurrent and opens rounds, but a recurrent network decides once per round")
         return Artefact(name, meta, table, featurizer=featurizer, network=network, opening=opening)
     body = read_json(name, members, "state.json")
     spec, state = body.get("spec"), body.get("state")
@@ -152,7 +159,9 @@ def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, s
         if not deterministic and artefact.kind == "dqn":
             refuse(artefact.path, "is a DQN: its scores are values, not a distribution to sample from")
         options: dict[str, Any] = {"deterministic": deterministic, "seed": seed}
-        if artefact.opening is not None:
+        if isinstance(artefact.network, RecurrentNetwork):
+            policy = RecurrentPolicy(artefact.network, artefact.featurizer, artefact.table, **options)
+        elif artefact.opening is not None:
             steps = StepFeaturizer(artefact.featurizer.fields)
             policy = LearnedStepPolicy(artefact.network, steps, artefact.opening, **options)
         else:

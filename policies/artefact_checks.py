@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from assc.errors import ArtefactError
 from policies.learned import ACTIVATIONS, Network, Normaliser
+from policies.recurrent import Lstm, RecurrentNetwork
 
 LARGEST_MEMBER = 64 * 2**20
 """bytes; a policy network is far smaller, so a larger member is damage or an attack"""
@@ -92,14 +93,18 @@ def read_arrays(path: str, members: Mapping[str, bytes]) -> dict[str, NDArray[An
 
 def build_network(
     path: str, arrays: Mapping[str, NDArray[Any]], activation: object, size: int, actions: int
-) -> Network:
-    """The network of w0, b0, w1, … (and mean, var, eps, clip), checked against the sizes of both its ends."""
+) -> Network | RecurrentNetwork:
+    """The network of w0, b0, w1, … (and mean, var, eps, clip), checked against the sizes of both its ends.
+
+    With lstm_x, lstm_h and lstm_b these layers stand behind an LSTM.
+    """
     if activation not in ACTIVATIONS:
         refuse(path, f"has the activation {activation!r}, known are {', '.join(ACTIVATIONS)}")
     if not all(bool(np.isfinite(a).all()) for a in arrays.values()):
         refuse(path, "has weights that are NaN or infinite")
+    lstm = _lstm(path, arrays, size)
     layers: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
-    width = size
+    width = size if lstm is None else lstm.hidden
     while f"w{len(layers)}" in arrays:
         w, b = arrays[f"w{len(layers)}"], arrays.get(f"b{len(layers)}")
         if w.ndim != 2 or b is None or b.shape != w.shape[:1] or w.shape[1] != width:
@@ -109,7 +114,21 @@ def build_network(
         width = w.shape[0]
     if not layers or width != actions:
         refuse(path, f"has a network with {width if layers else 'no'} outputs for {actions} actions")
-    return Network(layers, str(activation), _normaliser(path, arrays, size))
+    scaling = _normaliser(path, arrays, size)
+    if lstm is None:
+        return Network(layers, str(activation), scaling)
+    return RecurrentNetwork(lstm, Network(layers, str(activation)), scaling)
+
+
+def _lstm(path: str, arrays: Mapping[str, NDArray[Any]], size: int) -> Lstm | None:
+    names = ("lstm_x", "lstm_h", "lstm_b")
+    present = [arrays[n].astype(np.float32) for n in names if n in arrays]
+    if not present:
+        return None
+    hidden = present[1].shape[-1] if len(present) == 3 and present[1].ndim else 0
+    if not hidden or [a.shape for a in present] != [(4 * hidden, size), (4 * hidden, hidden), (4 * hidden,)]:
+        refuse(path, f"has an incomplete LSTM, or one that is not for {size} inputs")
+    return Lstm(*present)
 
 
 def _normaliser(path: str, arrays: Mapping[str, NDArray[Any]], size: int) -> Normaliser | None:

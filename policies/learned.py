@@ -98,9 +98,12 @@ class LearnedPolicy(BasePolicy):
         self.deterministic = deterministic
         self.rng = seed_state(seed)
 
-    def choose(self, vector: NDArray[np.float32]) -> int:
-        """The index that the network plays for an observation vector."""
-        scores = self.network(vector)
+    def scores(self, observation: Observation) -> NDArray[np.float32]:
+        """One score per action of the table."""
+        return self.network(self.featurizer(observation))
+
+    def choose(self, scores: NDArray[np.float32]) -> int:
+        """The index that is played for these scores."""
         if self.deterministic:
             return int(scores.argmax())
         weights = np.cumsum(np.exp(scores - scores.max(), dtype=np.float64))
@@ -109,5 +112,5 @@ class LearnedPolicy(BasePolicy):
 
     def act(self, observation: Observation) -> Action:
         assert self.saved_table is not None
-        action = self.saved_table.actions[self.choose(self.featurizer(observation))]
+        action = self.saved_table.actions[self.choose(self.scores(observation))]
         return action if action.k <= observation.k_max else self.draft(action.k, observation, action.drafter)

@@ -39,8 +39,8 @@ class LearnedStepPolicy(LearnedPolicy):
         self.needs = featurizer.needs | opening.needs
 
     def act(self, observation: Observation) -> Action:
-        go_on = self.choose(self.step_featurizer(observation)) == Decision.CONTINUE
+        go_on = self.choose(self.network(self.step_featurizer(observation))) == Decision.CONTINUE
         return self.opening.action(observation) if go_on else ROLLBACK
 
     def decide(self, step: StepObservation) -> Decision:
-        return Decision(self.choose(self.step_featurizer(step.observation, step)))
+        return Decision(self.choose(self.network(self.step_featurizer(step.observation, step))))

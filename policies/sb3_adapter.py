@@ -20,6 +20,7 @@ from assc.step_features import Opening, StepFeaturizer
 from assc.steps import Decision
 from policies.artefact import package_versions, save_network
 from policies.learned import Network, Normaliser
+from policies.recurrent import Lstm, RecurrentNetwork
 
 Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -34,7 +35,8 @@ def export_sb3(
     meta: Mapping[str, Any] | None = None,
     opening: Opening | None = None,
 ) -> Path:
-    """Save the greedy policy of a PPO, A2C or DQN model with `MlpPolicy` as an artefact, and return its path.
+    """Save the greedy policy of a PPO, A2C or DQN model with `MlpPolicy`, or of sb3-contrib's RecurrentPPO with
+    `MlpLstmPolicy`, as an artefact, and return its path.
 
     `vecnormalize` is the `VecNormalize` wrapper the model was trained in, None without one. `featurizer` and `table`
     are those of its environment, `opening` is given for a `DraftStepEnv`. Raises `ArtefactError` for models and
@@ -46,20 +48,25 @@ def export_sb3(
     else:
         _check_spaces(model, StepFeaturizer(featurizer.fields).size, len(Decision))
     description = dict(meta or {})
-    description["versions"] = package_versions("torch", "stable-baselines3", "gymnasium") | dict(
+    description["versions"] = package_versions("torch", "stable-baselines3", "sb3-contrib", "gymnasium") | dict(
         description.get("versions", {})
     )
     return save_network(path, network, kind=kind, featurizer=featurizer, table=table, meta=description, opening=opening)
 
 
-def actor_network(model: Any, vecnormalize: Any | None) -> tuple[str, Network]:
+def actor_network(model: Any, vecnormalize: Any | None) -> tuple[str, Network | RecurrentNetwork]:
     """The kind of an SB3 model, and its network from observation to logits (PPO, A2C) or values (DQN)."""
     from stable_baselines3 import A2C, DQN, PPO
     from stable_baselines3.common.torch_layers import FlattenExtractor
 
-    kind = next((name for name, cls in (("ppo", PPO), ("a2c", A2C), ("dqn", DQN)) if isinstance(model, cls)), None)
+    classes = {"ppo": PPO, "a2c": A2C, "dqn": DQN}
+    if type(model).__module__.startswith("sb3_contrib."):
+        from sb3_contrib import RecurrentPPO
+
+        classes["recurrent_ppo"] = RecurrentPPO
+    kind = next((name for name, cls in classes.items() if isinstance(model, cls)), None)
     if kind is None:
-        raise ArtefactError(f"only PPO, A2C and DQN models can be exported, got {type(model).__name__}")
+        raise ArtefactError(f"only PPO, A2C, DQN and RecurrentPPO models can be exported, got {type(model).__name__}")
     policy = model.policy
     if kind == "dqn":
         extractor, modules = policy.q_net.features_extractor, list(policy.q_net.q_net)
@@ -69,7 +76,17 @@ def actor_network(model: Any, vecnormalize: Any | None) -> tuple[str, Network]:
     if type(extractor) is not FlattenExtractor:
         raise ArtefactError(f"only MlpPolicy can be exported, got the features extractor {type(extractor).__name__}")
     layers, activation = _layers(modules)
+    if kind == "recurrent_ppo":
+        return kind, RecurrentNetwork(_lstm(policy.lstm_actor), Network(layers, activation), _normaliser(vecnormalize))
     return kind, Network(layers, activation, _normaliser(vecnormalize))
+
+
+def _lstm(module: Any) -> Lstm:
+    """One layer of torch's LSTM, its two biases added up."""
+    if module.num_layers != 1 or module.bidirectional or module.proj_size or not module.bias:
+        raise ArtefactError(f"only an LSTM of one layer in one direction can be exported, got {module}")
+    named = {name: value.detach().cpu().numpy().astype(np.float32) for name, value in module.named_parameters()}
+    return Lstm(named["weight_ih_l0"], named["weight_hh_l0"], named["bias_ih_l0"] + named["bias_hh_l0"])
 
 
 def _layers(modules: Iterable[Any]) -> tuple[list[Layer], str]:

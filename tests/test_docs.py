@@ -95,6 +95,8 @@ def run(command: str) -> int:
     if words[:2] == ["python", "train_policy.py"]:
         if "--resume" in words:
             pytest.skip("resuming is tested in test_training.py")
+        if "--seeds" in words or "--sweep" in words:
+            pytest.skip("seeds and sweeps are run by test_many_runs.py")
         return train_policy.main(shrink(words[2:], SMALL["train live" if "live" in words else "train"]))
     if words[:4] == ["python", "-m", "assc", "live-check"]:
         write_trace(tiny_trace(), Path("tiny.npz"))

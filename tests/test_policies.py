@@ -45,7 +45,7 @@ SPECS = {
     "cascade": ["cascade", "cascade:m=1,k_ngram=16,k_model=0"],
     "guard": [
         "guard(assc)",
-        "guard(static:4):rounds=2,span=3,settle=4",
+        "guard(static:4):rounds=2,loss=0.5,span=3,settle=4",
         "guard(bandit:ucb,discount=0.97):rounds=1,low=0.9",
         "guard(guard(cascade):span=2):settle=4,share=0.05",
         "guard(hf_confidence):rounds=2,span=3",

@@ -272,40 +272,72 @@ def guard(spec: str) -> Guard:
     return policy
 
 
+DEAR = {"seconds": 0.03, "draft_seconds": 0.01, "verify_seconds": 0.02}
+"""a round that costs half a target step more than a plain one"""
+
+
 def test_guard_local_fallback_by_hand() -> None:
-    policy = guard("guard(static:4):rounds=3,span=4,settle=1000")
-    assert [feed(policy, 1) for _ in range(2)] == [4, 4]
-    assert feed(policy, 2) == 4, "two of four is not below 0.5, the row begins anew"
-    assert [feed(policy, 1) for _ in range(3)] == [4, 4, 0]
-    assert policy.reasons == ("guard: 3 rounds in a row below acceptance 0.5",)
-    assert [feed(policy, 0) for _ in range(4)] == [0, 0, 0, 2], "after 4 rollback rounds a probe of 2"
+    policy = guard("guard(static:4):rounds=3,loss=1.4,span=4,longest=8,probe=2,probes=2,settle=1000")
+    plain = {"seconds": 0.02, "verify_seconds": 0.02}
+    assert [feed(policy, 0, **DEAR) for _ in range(2)] == [4, 4]
+    assert feed(policy, 1, **DEAR) == 4, "one of four is below 0.5, but two tokens in 1.5 steps pay: the row is over"
+    assert [feed(policy, 0, **DEAR) for _ in range(3)] == [4, 4, 0]
+    assert policy.reasons == ("guard: 3 or more rounds in a row below acceptance 0.5 lost 1.4 target steps or more",)
+    assert [feed(policy, 0, **plain) for _ in range(4)] == [0, 0, 0, 2], "after 4 rollback rounds a probe of 2"
     assert policy.reasons == ("guard: probe after a local fallback",)
-    assert feed(policy, 0) == 0 and policy.reasons == ("guard: the probe failed",)
-    assert [feed(policy, 0) for _ in range(4)] == [0, 0, 0, 2]
-    assert feed(policy, 1) == 4 and policy.reasons == ()
-    counts = policy.counts
-    assert (counts["local"], counts["probes"], counts["fallback_rounds"]) == (1, 2, 8)
-    assert counts["rounds"] == 16 and counts["rejections"] == 8 and counts["requests"] == 1
-    assert policy.report()["figures"]["fallback_share"] == 0.5 and policy.report()["healthy"]["fallback_share"] is False
+    assert [feed(policy, 0, **DEAR) for _ in range(2)] == [2, 0] and policy.reasons == ("guard: the probes failed",)
+    assert [feed(policy, 0, **plain) for _ in range(8)] == [0] * 7 + [2], "the second span is twice as long"
+    assert feed(policy, 0, **DEAR) == 2, "one more try"
+    assert feed(policy, 1, **DEAR) == 4 and policy.reasons == (), "one accepted token pays for the round"
+    counts, report = policy.counts, policy.report()
+    assert (counts["local"], counts["probes"], counts["fallback_rounds"], counts["requests"]) == (1, 4, 12, 1)
+    assert report["figures"]["fallback_share"] == pytest.approx(12 / 22)
+    assert report["bands"]["fallback_share"] == "above"
+
+
+def test_guard_lets_a_cheap_draft_miss_for_long() -> None:
+    """The fault this guards against: a bar on acceptance alone stopped a lookup that costs a hundredth of a step."""
+    cheap = {"seconds": 0.0202, "draft_seconds": 0.0002, "verify_seconds": 0.02}
+    policy = guard("guard(static:8)")
+    assert [feed(policy, 0, **cheap) for _ in range(100)] == [8] * 100 and policy.counts["local"] == 0
+    dear = guard("guard(static:8):settle=1000")
+    assert [feed(dear, 0, **DEAR) for _ in range(7)][-1] == 0 and dear.counts["local"] == 1
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.025, 0.05])
+def test_guard_bounds_what_a_draft_that_goes_bad_costs(seconds: float) -> None:
+    """200 rounds with nothing accepted, each `seconds` against 0.02 plain: at most loss + a round before the first
+    fallback, and afterwards 3 probes of at most the same excess per span of 8, 16, 32 and then 64 rounds."""
+    policy = guard("guard(static:4)")
+    excess = 0.0
+    for _ in range(200):
+        drafting = not policy.act(seen()).rollback
+        cost = seconds if drafting else 0.02
+        feed(policy, 0, seconds=cost, draft_seconds=cost - 0.02, verify_seconds=0.02)
+        excess += cost / 0.02 - 1
+    each = seconds / 0.02 - 1
+    assert excess <= 3.0 + each + 5 * 3 * each, (excess, each)
 
 
 def test_guard_global_fallback_ends_with_the_request() -> None:
     slow = {"seconds": 0.08, "draft_seconds": 0.06, "verify_seconds": 0.02, "draft_steps": 4}
     policy = guard("guard(static:4):settle=3")
-    assert [feed(policy, 4, **slow) for _ in range(3)] == [4, 4, 0], "0.015 s per token, a target step takes 0.02 s"
-    assert policy.reasons == ("guard: a drafted token takes more than 0.5 of a target step",)
-    assert feed(policy, 0) == 0 and policy.counts["global_draft"] == 1
+    assert [feed(policy, 4, **slow) for _ in range(3)] == [4, 4, 0], "0.015 s per step, a target step takes 0.02 s"
+    assert policy.reasons == ("guard: a draft step takes more than 0.5 of a target step",)
+    assert policy.counts["global_draft"] == 1
     policy.begin(TABLE)
     assert policy.act(seen()).k == 4
-    slow = {"seconds": 0.05, "draft_seconds": 0.02, "verify_seconds": 0.03, "draft_steps": 4}
-    policy = guard("guard(static:4):settle=4,rounds=99")
-    assert [feed(policy, 0, **slow) for _ in range(4)] == [4, 4, 4, 0], "1 token in 0.05 s, a plain step takes 0.03 s"
+    slow = {"seconds": 0.06, "draft_seconds": 0.03, "verify_seconds": 0.03, "draft_steps": 4}
+    policy = guard("guard(static:4):settle=4,rounds=99,loss=1.2")
+    assert [feed(policy, 0, **slow) for _ in range(5)] == [4, 4, 4, 4, 0], "each round loses one step, the bar is 4.8"
     assert policy.reasons == ("guard: the request runs below 1 times plain decoding",)
-    assert policy.counts["global_speed"] == 1 and policy.report()["figures"]["speed_up"] == pytest.approx(0.6)
+    report = policy.report()
+    assert policy.counts["global_speed"] == 1 and report["figures"]["speed_up"] == pytest.approx(5 / 10)
+    assert report["bands"]["speed_up"] == "below"
 
 
 def test_guard_reasons_reach_the_records_and_the_learner_sees_every_round() -> None:
-    policy = guard("guard(bandit:ucb):rounds=2,span=5,settle=1000")
+    policy = guard("guard(bandit:ucb):rounds=2,loss=0.5,span=5,settle=1000")
     engine = FakeBackend(drafters=("model",), alpha=0.0, c=0.1)
     rounds = [r for request in fake_requests(4) for r in run_request(engine, request, policy).rounds]
     assert any("in a row below" in reason for r in rounds for reason in r.reasons)

@@ -24,17 +24,17 @@ from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.registry import make_policy
 from assc.trace_io import write_trace
 from envs.lanes import ReplayLanes
-from policies import train_sb3
-from policies.checkpoint import read_checkpoint
-from policies.train_config import TrainConfig
-from policies.training import train
+from policies.training import sb3 as train_sb3
+from policies.training.checkpoint import read_checkpoint
+from policies.training.config import TrainConfig
+from policies.training.job import train
 
-ALGORITHMS = ("ppo", "a2c", "dqn")
+ALGORITHMS = ("ppo", "a2c", "dqn", "recurrent_ppo")
 
 
 @pytest.fixture(autouse=True)
 def small_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_sb3, "LANES_ROLLOUT", {"ppo": 64, "a2c": 64, "dqn": 32})
+    monkeypatch.setattr(train_sb3, "LANES_ROLLOUT", {"ppo": 64, "recurrent_ppo": 64, "a2c": 64, "dqn": 32})
     torch.set_num_threads(1)
 
 

@@ -23,12 +23,12 @@ from assc.run import run_request
 from assc.step_features import Opening
 from assc.trace_io import write_trace
 from envs import DraftStepEnv
-from policies import train_sb3
 from policies.artefact import read_artefact, save_network
 from policies.learned_steps import LearnedStepPolicy
-from policies.train_config import TrainConfig
-from policies.train_setup import Problem
-from policies.training import train
+from policies.training import sb3 as train_sb3
+from policies.training.config import TrainConfig
+from policies.training.job import train
+from policies.training.setup import Problem
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +136,7 @@ def test_an_artefact_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"algo": "bandit:ucb"}, "--granularity step is for ppo, dqn, a2c"),
+        ({"algo": "recurrent_ppo"}, "recurrent_ppo decides per round"),
         ({"granularity": "round", "copy_from": 2}, "--copy-from"),
         ({"copy_from": -1}, "--copy-from"),
     ],

@@ -28,14 +28,14 @@ from assc.registry import make_policy
 from assc.run import run_request
 from assc.tuning import static_spec, tune_static
 from envs import SpecDecodeEnv
-from policies import train_sb3
-from policies.checkpoint import CHECKPOINT_FILE, read_checkpoint
-from policies.train_config import SB3_ALGORITHMS, TrainConfig, merge_resumed
-from policies.train_log import Interrupt, TrainingLog
-from policies.train_play import SinglePlay
-from policies.train_sb3 import Rollout, Sb3Run
-from policies.train_setup import Problem
-from policies.training import planned_rounds, train
+from policies.training import sb3 as train_sb3
+from policies.training.checkpoint import CHECKPOINT_FILE, read_checkpoint
+from policies.training.config import SB3_ALGORITHMS, TrainConfig, merge_resumed
+from policies.training.job import planned_rounds, train
+from policies.training.log import Interrupt, TrainingLog
+from policies.training.play import SinglePlay
+from policies.training.sb3 import Rollout, Sb3Run
+from policies.training.setup import Problem
 
 LEARNERS = ("ppo", "a2c", "dqn", "bandit:ucb", "bandit:ts", "linucb", "accept_model")
 EVERY_K = range(1, 17)
@@ -328,9 +328,9 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from fakes import FakeBackend, fake_requests
-from policies.train_config import TrainConfig
-from policies.train_setup import Problem
-from policies.training import train
+from policies.training.config import TrainConfig
+from policies.training.setup import Problem
+from policies.training.job import train
 
 played = 0
 

@@ -21,8 +21,8 @@ from assc.workloads import Prompt, load_workload, make_requests, select
 from envs import DraftStepEnv, SpecDecodeEnv
 from envs.sources import fitting
 from envs.vector import ReplayVecEnv
-from policies.train_config import LIVE_EVAL_REQUESTS, TrainConfig
-from policies.train_play import LanesPlay, Play, SinglePlay, StepPlay
+from policies.training.config import LIVE_EVAL_REQUESTS, TrainConfig
+from policies.training.play import LanesPlay, Play, SinglePlay, StepPlay
 
 COSTS_FILE = "costs.json"
 PEEKED_FIELDS = ("draft_entropy", "draft_top1")

@@ -18,8 +18,8 @@ from assc.results import Evaluation
 from assc.sources import availability
 from assc.tables import print_evaluation
 from assc.tuning import static_spec, tune_static
-from policies.train_config import TrainConfig
-from policies.train_setup import Problem
+from policies.training.config import TrainConfig
+from policies.training.setup import Problem
 
 EVAL_FILE = "eval.json"
 LIVE_FILE = "live.json"

@@ -7,25 +7,29 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from assc.core import MODES, Mode
-from assc.errors import ArtefactError, RequestError, SpecError
+from assc.errors import ArtefactError, AsscError, RequestError, SpecError
 from assc.files import git_commit, versions, write_json
 from assc.groups import check_k_max
 from assc.registry import make_policy
 from envs.rewards import REWARDS
+from policies.training.settings import parse_settings
 
-SB3_ALGORITHMS = ("ppo", "dqn", "a2c")
+STEP_ALGORITHMS = ("ppo", "dqn", "a2c")
+"""learners that can decide after each drafted token"""
+SB3_ALGORITHMS = (*STEP_ALGORITHMS, "recurrent_ppo")
 ONLINE_LEARNERS = ("bandit", "linucb", "lints", "accept_model", "mdp")
 CONFIG_FILE = "config.json"
 DESCRIPTION = "Train a policy that chooses K round by round, then compare it with baselines on held-out prompts."
 FREE_ON_RESUME = frozenset(
     {"total_timesteps", "resume", "run_dir", "cost", "threads", "device", "eval_requests", "eval_max_new_tokens"}
-    | {"checkpoint_every", "progress", "live_check", "live_requests"}
+    | {"checkpoint_every", "progress", "live_check", "live_requests", "seeds", "jobs", "sweep", "sweep_timesteps"}
 )
 """fields that a resumed run may change; the others decide what is learned and stay as they were"""
 LIVE_ONLY = ("target", "draft", "mode", "temperature", "max_new_tokens", "k_max", "time_source", "workload")
@@ -34,12 +38,19 @@ LIVE_ROUNDS, REPLAY_ROUNDS = 3000, 200_000
 LIVE_EVAL_REQUESTS = 16
 
 
+def require_recurrent() -> None:
+    """`AsscError` where sb3-contrib is not installed."""
+    if find_spec("sb3_contrib") is None:
+        raise AsscError("recurrent_ppo needs the package sb3-contrib: pip install 'assc[recurrent]'")
+
+
 @dataclass
 class TrainConfig:
     """What a training run does; every field is a flag of `train_policy.py`."""
 
     algo: str = "ppo"
-    """Learner: ppo, dqn, a2c, or the spec of an online learner as bandit:ucb, linucb, accept_model, mdp."""
+    """Learner: ppo, dqn, a2c, recurrent_ppo (needs the extra 'recurrent'), or the spec of an online learner as
+    bandit:ucb, linucb, lints, accept_model, mdp."""
     granularity: Literal["round", "step"] = "round"
     """When to decide: before each round (which drafter and K), or after each drafted token (ppo, a2c, dqn)."""
     copy_from: int = 0
@@ -69,6 +80,17 @@ class TrainConfig:
     """Seed of everything that is random: network, exploration, order of requests, their tokens."""
     resume: Path | None = None
     """Run directory to continue; its configuration is kept, only more steps and output options may be given."""
+    seeds: tuple[int, ...] = ()
+    """Train these seeds instead of one, each in a process and a folder of its own, and summarise them."""
+    jobs: int | None = None
+    """Processes of --seeds at once; default: as many as there are cores."""
+    set: tuple[str, ...] = ()
+    """Hyperparameters of the learner as NAME=VALUE, for example gamma=0.3 net_arch=64,64; see docs/training.md."""
+    sweep: int | None = None
+    """replay: first try this many settings on a part of the train requests (needs the extra 'sweep'); the best is then
+    trained on all of them and compared on held-out ones."""
+    sweep_timesteps: int | None = None
+    """Decoding rounds of each trial of the sweep; default: those of the run."""
     reward: str = "dinkelbach"
     """Reward of one round: dinkelbach, saved or throughput."""
     mode: Mode = "greedy"
@@ -109,13 +131,17 @@ class TrainConfig:
             raise SpecError(f"unknown algorithm {self.algo!r}; known: {', '.join((*SB3_ALGORITHMS, *ONLINE_LEARNERS))}")
         if online:
             make_policy(self.algo)
-        if self.granularity == "step" and online:
-            raise RequestError(f"--granularity step is for {', '.join(SB3_ALGORITHMS)}, {self.algo} decides per round")
+        parse_settings(self.algo, self.set)
+        self._check_many()
+        if self.algo == "recurrent_ppo":
+            require_recurrent()
+        if self.granularity == "step" and self.algo not in STEP_ALGORITHMS:
+            raise RequestError(f"--granularity step is for {', '.join(STEP_ALGORITHMS)}, {self.algo} decides per round")
         if self.copy_from < 0 or (self.copy_from and self.granularity == "round"):
             raise RequestError("--copy-from is 0 or more, and above 0 for --granularity step only")
-        least = 2 if self.algo == "ppo" else 1
+        least = 2 if self.algo in ("ppo", "recurrent_ppo") else 1
         if self.rounds < least:
-            why = " (ppo normalises over a batch, so it needs two)" if self.algo == "ppo" else ""
+            why = f" ({self.algo} normalises over a batch, so it needs two)" if least == 2 else ""
             raise RequestError(f"--total-timesteps is at least {least}{why}, got {self.total_timesteps}")
         self._check_backend()
         if self.reward not in REWARDS:
@@ -140,6 +166,17 @@ class TrainConfig:
             raise RequestError(f"--temperature is at least 0, got {self.temperature}")
         if self.mode == "greedy" and self.sampling_temperature > 0:
             raise RequestError("--temperature above 0 needs --mode gumbel or --mode rejection; greedy is temperature 0")
+
+    def _check_many(self) -> None:
+        """Refuse what cannot be for several seeds or a sweep."""
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+            raise RequestError(f"--seeds are different numbers of 0 or more, got {' '.join(map(str, self.seeds))}")
+        if self.jobs is not None and (self.jobs < 1 or not self.seeds):
+            raise RequestError(f"--jobs is 1 or more and goes with --seeds, got {self.jobs}")
+        if self.sweep is not None and (self.sweep < 1 or self.backend != "replay"):
+            raise RequestError(f"--sweep is 1 or more and needs --backend replay, got {self.sweep}")
+        if self.sweep_timesteps is not None and (self.sweep_timesteps < 2 or self.sweep is None):
+            raise RequestError(f"--sweep-timesteps is 2 or more and goes with --sweep, got {self.sweep_timesteps}")
 
     def _check_backend(self) -> None:
         """Refuse options that the other backend alone reads."""
@@ -184,6 +221,7 @@ def config_from_json(values: dict[str, Any]) -> TrainConfig:
     known = {f.name for f in dataclasses.fields(TrainConfig)}
     if unknown := set(values) - known:
         raise ArtefactError(f"the run's {CONFIG_FILE} has unknown fields {sorted(unknown)}; it is of another version")
+    values = {k: tuple(v) if k in ("seeds", "set") else v for k, v in values.items()}
     paths = {k: Path(values[k]) for k in ("run_dir", "resume", "cost") if values.get(k) is not None}
     draft = values.get("draft") or ()  # one name or none in older runs
     return TrainConfig(**{**values, **paths, "draft": (draft,) if isinstance(draft, str) else tuple(draft)})

@@ -1,31 +1,38 @@
-"""PPO, A2C and DQN of stable-baselines3 on the environment, resumable to the bit where time is modelled."""
+"""PPO, A2C and DQN of stable-baselines3, and RecurrentPPO of sb3-contrib, on the environment.
+
+All are resumable to the bit where time is modelled.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from assc.errors import ArtefactError
-from policies.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
-from policies.train_config import TrainConfig
-from policies.train_log import Interrupt, TrainingLog
-from policies.train_play import Play
+from policies.training.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
+from policies.training.config import TrainConfig, require_recurrent
+from policies.training.log import Interrupt, TrainingLog
+from policies.training.play import Play
+from policies.training.settings import parse_settings
 
 CLASSES: dict[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": A2C, "dqn": DQN}
 ROLLOUT = 256
 """rounds per PPO update on one environment: a live run of 3,000 rounds makes 12 of them"""
-LANES_ROLLOUT = {"ppo": 4096, "a2c": 1024, "dqn": 32}
+LANES_ROLLOUT = {"ppo": 4096, "recurrent_ppo": 4096, "a2c": 1024, "dqn": 32}
 """rounds per update on the lanes of a trace"""
-LANES = {"ppo": 64, "a2c": 64, "dqn": 8}
+LANES = {"ppo": 64, "recurrent_ppo": 64, "a2c": 64, "dqn": 8}
 """requests under way at once over a trace, at most"""
+ON_ROLLOUTS = ("ppo", "recurrent_ppo")
 GAMMA = 0.1
 """a round's choice hardly changes what the next rounds can win, since the text is fixed: on recorded SmolLM2 texts the
 policies of 3,072 rounds reached 1.82x (modelled, four seeds) with 0.1, 1.79x with 0.5, 1.70x with 0.9"""
@@ -35,6 +42,17 @@ RHO_MEMORY = 0.8
 """share of the older sums that each update of ρ keeps"""
 REPORT_ROUNDS = 64
 """fewest rounds that one point of our scalars is pooled over"""
+
+
+def learner_class(algo: str) -> type[BaseAlgorithm]:
+    """The learner's class; `AsscError` where its package is not installed."""
+    if algo != "recurrent_ppo":
+        return CLASSES[algo]
+    require_recurrent()
+    from sb3_contrib import RecurrentPPO
+
+    found: type[BaseAlgorithm] = RecurrentPPO
+    return found
 
 
 @dataclass(frozen=True)
@@ -50,17 +68,14 @@ class Rollout:
         return self.rounds // self.lanes
 
 
-def gamma_of(config: TrainConfig) -> float:
-    """Discount from one decision to the next."""
-    return STEP_GAMMA if config.granularity == "step" else GAMMA
-
-
 def rollout_of(config: TrainConfig, *, vectorised: bool, checkpoint: Checkpoint | None = None) -> Rollout:
     """Never more than the whole run; a resumed run keeps what it was started with."""
     if checkpoint is not None:
         return Rollout(int(checkpoint.state["rollout"]), int(checkpoint.state["lanes"]))
     if not vectorised:
-        return Rollout(min({"ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.rounds), 1)
+        return Rollout(
+            min({"ppo": ROLLOUT, "recurrent_ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.rounds), 1
+        )
     rounds = min(LANES_ROLLOUT[config.algo], config.rounds)
     lanes = min(LANES[config.algo], max(1, rounds // 4))
     return Rollout(rounds // lanes * lanes, lanes)
@@ -76,7 +91,7 @@ def learner_settings(config: TrainConfig, rollout: Rollout) -> dict[str, Any]:
     """Hyperparameters for a small network: a few thousand rounds of one decoder, or many of a trace's lanes."""
     n, total, many = rollout.steps, config.rounds, rollout.lanes > 1
     shared = {"policy": "MlpPolicy", "gamma": gamma_of(config), "seed": config.seed, "device": "cpu", "verbose": 0}
-    if config.algo == "ppo":
+    if config.algo in ON_ROLLOUTS:
         own: dict[str, Any] = {
             "n_steps": n,
             "batch_size": _minibatch(rollout.rounds, 512 if many else 64),
@@ -85,6 +100,9 @@ def learner_settings(config: TrainConfig, rollout: Rollout) -> dict[str, Any]:
             "gae_lambda": 0.9,
             "ent_coef": 0.01,
         }
+        if config.algo == "recurrent_ppo":  # the LSTM walks through each minibatch step by step: fewer, larger ones
+            own |= {"policy": "MlpLstmPolicy", "n_epochs": 5}
+            own["batch_size"] = _minibatch(rollout.rounds, 1024 if many else 128)
     elif config.algo == "a2c":
         own = {"n_steps": n, "learning_rate": 7e-4, "gae_lambda": 0.9, "ent_coef": 0.01}
     else:
@@ -97,7 +115,20 @@ def learner_settings(config: TrainConfig, rollout: Rollout) -> dict[str, Any]:
             "target_update_interval": 200,
             "exploration_fraction": 0.3,
         }
-    return {**shared, **own, "policy_kwargs": {"net_arch": [64, 64]}}
+    kwargs: dict[str, Any] = {"net_arch": [64, 64]}
+    if config.algo == "recurrent_ppo":
+        kwargs = {"net_arch": [64], "lstm_hidden_size": 64, "enable_critic_lstm": False}
+    chosen = parse_settings(config.algo, config.set)
+    kwargs |= {name: chosen.pop(name) for name in ("net_arch", "lstm_hidden_size") if name in chosen}
+    if "batch_size" in chosen and config.algo != "dqn":
+        chosen["batch_size"] = _minibatch(rollout.rounds, chosen["batch_size"])
+    return {**shared, **own, **chosen, "policy_kwargs": kwargs}
+
+
+def gamma_of(config: TrainConfig) -> float:
+    """Discount from one decision to the next."""
+    usual = STEP_GAMMA if config.granularity == "step" else GAMMA
+    return float(parse_settings(config.algo, config.set).get("gamma", usual))
 
 
 class Sb3Run:
@@ -113,7 +144,7 @@ class Sb3Run:
         self.venv = VecNormalize(play.venv, norm_obs=False, gamma=gamma_of(config))
         self.rho_sums = [0.0, 0.0]
         if checkpoint is None:
-            self.model = CLASSES[config.algo](env=self.venv, **learner_settings(config, rollout))
+            self.model = learner_class(config.algo)(env=self.venv, **learner_settings(config, rollout))
         else:
             self._restore(checkpoint)
         self.model.set_logger(log.logger)
@@ -134,7 +165,7 @@ class Sb3Run:
             self.model.learn(
                 left,
                 callback=callback,
-                log_interval=1 if self.config.algo == "ppo" else 4,
+                log_interval=1 if self.config.algo in ON_ROLLOUTS else 4,
                 reset_num_timesteps=self.steps == 0,
             )
         if callback.stopped:
@@ -163,7 +194,20 @@ class Sb3Run:
             "generators": generator_states(),
             "exploration": self.model.action_space.np_random.bit_generator.state,
         }
-        return Checkpoint(self.steps, state, buffer.getvalue(), self._replay() | arrays)
+        return Checkpoint(self.steps, state, buffer.getvalue(), self._replay() | self._memory() | arrays)
+
+    def _memory(self) -> dict[str, Any]:
+        """The state of a recurrent network in every lane, which loading a model of sb3-contrib would clear."""
+        states = getattr(self.model, "_last_lstm_states", None)
+        if states is None:
+            return {}
+        return {f"lstm/{i}": tensor.cpu().numpy() for i, tensor in enumerate((*states.pi, *states.vf))}
+
+    def _restore_memory(self, arrays: Mapping[str, Any]) -> None:
+        states = getattr(self.model, "_last_lstm_states", None)
+        if states is not None:
+            a, b, c, d = (torch.from_numpy(np.array(arrays[f"lstm/{i}"])) for i in range(4))
+            self.model._last_lstm_states = type(states)((a, b), (c, d))  # type: ignore[attr-defined]
 
     def _replay(self) -> dict[str, Any]:
         if not isinstance(self.model, DQN):
@@ -178,7 +222,7 @@ class Sb3Run:
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.model is None:
             raise ArtefactError("the checkpoint holds no network; it was written by another kind of learner")
-        self.model = CLASSES[self.config.algo].load(
+        self.model = learner_class(self.config.algo).load(
             io.BytesIO(checkpoint.model), env=self.venv, device="cpu", force_reset=False
         )
         if isinstance(self.model, DQN) and checkpoint.replay:
@@ -194,6 +238,7 @@ class Sb3Run:
         returns.mean, returns.var = np.array(mean, dtype=np.float64), np.array(var, dtype=np.float64)
         self.venv.returns = np.array(normalise["running"], dtype=np.float64)
         self.play.load_state_dict(state["play"], checkpoint.replay, self.config.seed)
+        self._restore_memory(checkpoint.replay)
         self.rho_sums = state["rho_sums"]
         self.log.load_state_dict(state["log"])
         restore_generators(state["generators"])

@@ -12,15 +12,15 @@ from assc.core import Backend, Policy, Request, Totals
 from assc.registry import make_policy
 from assc.run import iter_rounds
 from envs import RequestSource
-from policies.checkpoint import Checkpoint, write_checkpoint
-from policies.train_config import TrainConfig
-from policies.train_log import Interrupt, TrainingLog
+from policies.training.checkpoint import Checkpoint, write_checkpoint
+from policies.training.config import TrainConfig
+from policies.training.log import Interrupt, TrainingLog
 
 REPORT_ROUNDS = 64
 """rounds that one point of the scalars is pooled over"""
 
 
-class BanditRun:
+class OnlineRun:
     """One online learner; a run ends with the request in which the last round falls."""
 
     def __init__(

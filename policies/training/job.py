@@ -14,14 +14,14 @@ from typing import Any
 from assc.errors import RequestError
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
-from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
 from policies.sb3_adapter import export_sb3
-from policies.train_bandit import BanditRun
-from policies.train_config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
-from policies.train_log import TENSORBOARD_DIR, Interrupt, TrainingLog
-from policies.train_report import check_live, compare
-from policies.train_sb3 import Sb3Run, rollout_of
-from policies.train_setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
+from policies.training.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
+from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
+from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
+from policies.training.online import OnlineRun
+from policies.training.report import check_live, compare
+from policies.training.sb3 import Sb3Run, rollout_of
+from policies.training.setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
 
 POLICY_FILE = "policy.zip"
 INTERRUPTED = 130
@@ -46,8 +46,8 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
-    with _generators_kept():
-        finished = _learn(config, problem, run_dir, checkpoint)
+    with generators_kept():
+        finished = learn(config, problem, run_dir, checkpoint)
     if not finished:
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
@@ -104,17 +104,24 @@ def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
             raise RequestError("--resume goes on in its own directory; leave --run-dir out")
         check_resumable(config, stored_config(config.resume))
         return config.resume, read_checkpoint(config.resume)
+    return new_run_dir(config), None
+
+
+def new_run_dir(config: TrainConfig) -> Path:
+    """The directory of a new run; `RequestError` for one that exists."""
     if config.run_dir is None:
         played = "replay" if config.backend == "replay" else config.pair
-        name = f"{config.algo.replace(':', '-').replace(',', '-')}-{played}-{datetime.now():%Y%m%d-%H%M%S}"
-        return Path("runs") / name, None
+        many = f"-{len(config.seeds)}-seeds" if config.seeds else "-sweep" if config.sweep else ""
+        name = f"{config.algo.replace(':', '-').replace(',', '-')}-{played}{many}-{datetime.now():%Y%m%d-%H%M%S}"
+        return Path("runs") / name
     if config.run_dir.exists():
         raise RequestError(f"{config.run_dir} exists; give a new --run-dir, or go on with --resume {config.run_dir}")
-    return config.run_dir, None
+    return config.run_dir
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
+    """Global random generators are afterwards as they were."""
     states = generator_states()
     try:
         yield
@@ -131,7 +138,7 @@ def planned_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None, *,
     return done + math.ceil(max(0, config.rounds - done) / rollout) * rollout
 
 
-def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
+def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
     """Train, save the policy, and say what was done. False when Ctrl-C stopped it."""
     done = checkpoint.steps if checkpoint is not None else 0
     vectorised = problem.trace is not None
@@ -139,12 +146,12 @@ def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Che
     _say_plan(config, problem, planned, done, run_dir)
     log = TrainingLog(run_dir, planned, resumed_at=done if checkpoint is not None else None, progress=config.progress)
     try:
-        run: Sb3Run | BanditRun
+        run: Sb3Run | OnlineRun
         if config.algo in SB3_ALGORITHMS:
             rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)
             run = Sb3Run(config, problem.play(config, rollout.lanes), rollout, log, checkpoint)
         else:
-            run = BanditRun(config, problem.backend, problem.train, log, checkpoint)
+            run = OnlineRun(config, problem.backend, problem.train, log, checkpoint)
         with Interrupt() as interrupt:
             finished = run.train(interrupt, run_dir)
         path = _save(config, problem, run, run_dir)
@@ -167,7 +174,7 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
     )
 
 
-def _save(config: TrainConfig, problem: Problem, run: Sb3Run | BanditRun, run_dir: Path) -> Path:
+def _save(config: TrainConfig, problem: Problem, run: Sb3Run | OnlineRun, run_dir: Path) -> Path:
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
         "pair": problem.description.get("pair") or config.pair,
