@@ -142,10 +142,16 @@ MARKOV_COSTS = CostModel(
 
 
 def markov_requests(n: int = 64, *, max_new_tokens: int = 96, seed: int = 0) -> list[Request]:
-    """Requests m0, m1, … that differ in their seed."""
+    """Requests m0, m1, … that differ in their seed; the prompt spells it, since it is all that there is to read."""
     seeds = np.random.default_rng(seed).integers(0, 2**31, n)
     sampling = {"mode": "greedy"}
-    return [Request((1, 2, 3), max_new_tokens, int(s), f"m{i}", sampling=sampling) for i, s in enumerate(seeds)]
+    spelt = [
+        (int(s) // VOCABULARY**2 % VOCABULARY, int(s) // VOCABULARY % VOCABULARY, int(s) % VOCABULARY) for s in seeds
+    ]
+    return [
+        Request(p, max_new_tokens, int(s), f"m{i}", sampling=sampling)
+        for i, (p, s) in enumerate(zip(spelt, seeds, strict=True))
+    ]
 
 
 class MarkovBackend(PositionBackend):

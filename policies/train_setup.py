@@ -16,7 +16,7 @@ from assc.replay import ReplayBackend
 from assc.shipped import shipped_costs, shipped_trace
 from assc.trace import Trace
 from assc.trace_io import read_trace
-from assc.workloads import Prompt, load_workload, make_requests, select
+from assc.workloads import Prompt, content_hash, load_workload, make_requests, select
 from envs import SpecDecodeEnv
 from envs.sources import fitting
 from envs.vector import ReplayVecEnv
@@ -40,6 +40,8 @@ class Problem:
     """a few train requests with that budget, on which the static K is tuned"""
     costs: CostModel | None = None
     description: dict[str, Any] = field(default_factory=dict)
+    workload_hash: str = ""
+    """of the whole workload, where it is known"""
     trace: Trace | None = None
     """where `train` is part of a trace, learners of stable-baselines3 play many of its requests at once"""
 
@@ -101,6 +103,7 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         tune=some(train, tune_requests),
         costs=backend.cost_model,
         description={**backend.describe(), "workload": config.workload, "time_source": config.time_source},
+        workload_hash=content_hash(load_workload(config.workload)),
     )
 
 
@@ -116,5 +119,6 @@ def replay_problem(config: TrainConfig) -> Problem:
         held_out=trace.requests(trace.where(split="held-out")) if config.eval_requests != 0 else (),
         costs=costs,
         description={**backend.describe(), "workload": trace.header.workload, "time_source": "modelled"},
+        workload_hash=trace.header.workload_hash,
         trace=trace,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assc.errors import RequestError
+from assc.leakage import TrainedOn, check_apart
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
 from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
@@ -38,6 +39,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         config = replace(config, cost=run_dir / COSTS_FILE)
     if problem is None:
         problem = _problem(config)
+    check_apart(problem.train, problem.held_out, problem.workload_hash)
     if checkpoint is None:
         try:
             run_dir.mkdir(parents=True)
@@ -170,6 +172,7 @@ def _save(config: TrainConfig, problem: Problem, run: Sb3Run | BanditRun, run_di
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
         "pair": problem.description.get("pair") or config.pair,
+        "trained_on": TrainedOn.of(problem.train, problem.workload_hash).to_json(),
         "training": {"rounds": run.steps, "updates": run.updates, **config.to_json()},
     }
     path = run_dir / POLICY_FILE
