@@ -15,10 +15,10 @@ from assc.eval_config import TUNED, Config
 from assc.eval_job import ORACLE, Job, complete, guarded, listed_policies, remarks, saved_files
 from assc.evaluate import check_requests
 from assc.leakage import Leak, TrainedOn, draft_leaks
-from assc.manifest import PACKAGED
+from assc.manifest import packaged_workload
 from assc.registry import make_policy
 from assc.tuning import TUNE_REQUESTS, static_spec, tune_static
-from assc.workloads import BUILTIN, Prompt, content_hash, load_workload, make_requests, only_categories, select
+from assc.workloads import Prompt, content_hash, load_workload, make_requests, only_categories, select
 
 if TYPE_CHECKING:
     from assc.live import LiveBackend
@@ -97,9 +97,8 @@ def live_job(config: Config) -> Job:
         meta["static_tuned"] |= {} if tuned_on is None else {"tuned_on": tuned_on.to_json()}
     listed_now = complete(listed, makers)
     meta["notes"] = remarks(config, listed_now, backend.mode)
-    name = options.workload
     data = {
-        "workload": f"{PACKAGED}data/workloads/{name}.jsonl" if name in BUILTIN else name,
+        "workload": packaged_workload(options.workload),
         "target": options.target,
         "draft": options.draft,
         "cost model": options.cost,

@@ -18,6 +18,7 @@ from typing import Any
 from assc.errors import AsscError
 from assc.files import git_commit, versions, write_json
 from assc.hardware import hardware
+from assc.workloads import BUILTIN
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -50,6 +51,11 @@ def data_of(paths: Mapping[str, str | Path | None]) -> dict[str, dict[str, str]]
         if digest is not None:
             found[name] = {"path": str(given), "sha256": digest}
     return found
+
+
+def packaged_workload(name: str) -> str:
+    """A workload as `data_of` takes it: a file, or one of those that come with the package."""
+    return f"{PACKAGED}data/workloads/{name}.jsonl" if name in BUILTIN else name
 
 
 def hash_now(path: str) -> str | None:
@@ -126,7 +132,9 @@ def start_run(
 
 
 def finish_run(directory: Path, **more: Any) -> None:
-    """Complete the manifest: time, the hardware with what is known of it now, and `more`."""
+    """Complete the manifest: time, the hardware with what is known of it now, and `more`. Without one, nothing."""
+    if not (directory / MANIFEST).is_file():
+        return
     manifest = read_manifest(directory)
     write_json(directory / MANIFEST, {**manifest, "hardware": hardware(), "finished": _now(), **more})
 

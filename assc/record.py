@@ -18,6 +18,7 @@ from assc.cli import parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
+from assc.manifest import finish_run, packaged_workload, start_run
 from assc.recorder import KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
@@ -241,6 +242,14 @@ def record(config: Config) -> Path:
         workload_hash=digest,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+    config.out.mkdir(parents=True, exist_ok=True)
+    data = {
+        "workload": packaged_workload(config.workload),
+        "texts": config.texts,
+        "target": config.target,
+        "draft": config.draft,
+    }
+    start_run(config.out, "record", config, seeds={"seed": config.seed}, data=data)
     texts = None if config.texts is None else Texts(config.texts, header)
     shards = list(plan(config, pair, engine.target.max_positions))
     parts: list[Trace] = []
@@ -261,6 +270,7 @@ def record(config: Config) -> Path:
     trace = concatenate(parts, str(config.out))
     trace.header = replace(trace.header, created=parts[0].header.created)
     write_trace(trace, config.out / "trace.npz")
+    finish_run(config.out, complete=True)
     return config.out / "trace.npz"
 
 

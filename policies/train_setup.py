@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from assc.core import Backend, Request
 from assc.costs import CostModel
 from assc.costs_io import read_costs
 from assc.files import write_json
+from assc.manifest import PACKAGED, packaged_workload
 from assc.observe import DEFAULT_FIELDS
 from assc.replay import ReplayBackend
-from assc.shipped import shipped_costs, shipped_trace
+from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
 from assc.trace import Trace
 from assc.trace_io import read_trace
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, select
@@ -42,6 +43,8 @@ class Problem:
     description: dict[str, Any] = field(default_factory=dict)
     workload_hash: str = ""
     """of the whole workload, where it is known"""
+    data: Mapping[str, str | Path | None] = field(default_factory=dict)
+    """files that were read, for the manifest"""
     trace: Trace | None = None
     """where `train` is part of a trace, learners of stable-baselines3 play many of its requests at once"""
 
@@ -104,6 +107,12 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         costs=backend.cost_model,
         description={**backend.describe(), "workload": config.workload, "time_source": config.time_source},
         workload_hash=content_hash(load_workload(config.workload)),
+        data={
+            "workload": packaged_workload(config.workload),
+            "target": config.target,
+            "draft": config.draft,
+            "cost model": config.cost,
+        },
     )
 
 
@@ -120,5 +129,6 @@ def replay_problem(config: TrainConfig) -> Problem:
         costs=costs,
         description={**backend.describe(), "workload": trace.header.workload, "time_source": "modelled"},
         workload_hash=trace.header.workload_hash,
+        data={"trace": config.traces or PACKAGED + TRACE, "cost model": config.cost or PACKAGED + COSTS},
         trace=trace,
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from assc.errors import RequestError
 from assc.leakage import TrainedOn, check_apart
+from assc.manifest import finish_run, start_run, words_of
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
 from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
@@ -46,10 +47,12 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         except OSError as error:
             raise RequestError(f"the run directory {run_dir} cannot be made ({error.strerror})") from None
         write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
+        start_run(run_dir, "train", config, seeds={"seed": config.seed}, data=problem.data)
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
     with _generators_kept():
         finished = _learn(config, problem, run_dir, checkpoint)
+    finish_run(run_dir, complete=finished, words=words_of(config, ("resume",)))
     if not finished:
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED

@@ -40,6 +40,7 @@ from assc.errors import AsscError
 from assc.files import versions, write_json
 from assc.kv import ModelRunner
 from assc.leakage import TrainedOn
+from assc.manifest import finish_run, packaged_workload, start_run
 from assc.pairs import LoadedPair, load_pair
 from assc.workloads import content_hash, draft_prompts, load_workload, make_requests
 
@@ -114,6 +115,9 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
     config = _with_data(config)
     chosen = outer_layers(len(layer_stack(pair.target)), config.layers) if config.design == "layers" else []
     _claim(config)
+    data: dict[str, str | Path | None] = {"workload": packaged_workload(config.workload), "data": config.data}
+    data |= {f"text {i + 1}": path for i, path in enumerate(config.text)}
+    start_run(config.out, "distill", config, seeds={"seed": config.seed}, data=data)
     runner = ModelRunner(pair.target)
     store = ShardStore((config.data or config.out) / "data")
     shards, source = _texts(pair, runner, config, store, report)
@@ -152,6 +156,7 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
         "versions": versions(),
     }
     student.save(config.out / "draft", notes)
+    finish_run(config.out, complete=True)
     return found
 
 
