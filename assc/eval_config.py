@@ -187,7 +187,10 @@ def check(config: Config) -> None:
     """Refuse what can be seen to be wrong before anything is loaded."""
     replay = config.backend == "replay"
     mine, other = (ReplayOptions, LiveOptions) if replay else (LiveOptions, ReplayOptions)
-    for name in [n for n in _given(config, other) if n not in {f.name for f in fields(mine)}]:
+    if config.preset is not None and config.specs != Config().specs:
+        raise UsageError(f"--preset {config.preset} has its own policies, so it takes no --policies")
+    unread = [] if config.preset else [n for n in _given(config, other) if n not in {f.name for f in fields(mine)}]
+    for name in unread:
         why = "the trace and the cost model decide it" if replay else "it is for --backend replay"
         raise UsageError(f"--{name.replace('_', '-')} makes no sense with --backend {config.backend}: {why}")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
@@ -208,7 +211,7 @@ def check(config: Config) -> None:
         raise UsageError("--rounds stores rounds in the file of --json, but neither --json nor --run-dir is given")
     if not config.policies:
         raise AsscError("--policies names no policy, give at least one")
-    if config.reference is not None and config.reference not in config.specs:
+    if config.preset is None and config.reference is not None and config.reference not in config.specs:
         raise AsscError(f"--against {config.reference} is not among --policies {' '.join(config.specs)}")
     temperature = config.temperature
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):

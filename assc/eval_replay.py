@@ -91,11 +91,18 @@ def _meta(config: Config, trace: Trace, costs: CostFile, cost_name: str) -> dict
     }
 
 
-def replay_job(config: Config) -> Job:
-    """Read the trace and compute the ladder for the chosen requests."""
+def trace_of(config: Config) -> Trace:
+    """The trace that is asked for, else the packaged one."""
+    traces = config.replay.traces
+    return read_trace(traces) if traces is not None else shipped_trace()
+
+
+def replay_job(config: Config, costs: CostFile | None = None) -> Job:
+    """Read the trace and compute the ladder for the chosen requests. `costs` replace those of the configuration."""
     listed, options = listed_policies(config), config.replay
-    trace = read_trace(options.traces) if options.traces is not None else shipped_trace()
-    costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
+    trace = trace_of(config)
+    if costs is None:
+        costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
     backend = ReplayBackend(trace, costs.model, approximate=options.approximate)
     rows, train = _rows(config, trace), _train_rows(config, trace)
     requests = _requests(config, trace, rows)

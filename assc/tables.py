@@ -176,10 +176,11 @@ def result_table(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[st
     """A rich table; `details` (in the order of `rows`) fill the column of phase times."""
     fraction = _has_fraction(rows)
     lines = [cells(row, details[i] if details else None, fraction=fraction) for i, row in enumerate(rows)]
-    return _table(headers(fraction), lines)
+    return text_table(headers(fraction), lines)
 
 
-def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+def text_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A rich table, the first column to the left."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, header in enumerate(columns):
         table.add_column(header, justify="right" if i else "left", no_wrap=i > 0)
@@ -212,7 +213,7 @@ def print_evaluation(evaluation: Evaluation, *, file: IO[str] | None = None, cat
     console = console_for(file)
     console.print(result_table(evaluation.rows(), evaluation.details()))
     for columns, lines in further_tables(evaluation):
-        console.print(_table(columns, lines))
+        console.print(text_table(columns, lines))
     for line in all_notes(evaluation):
         console.print(Text(line))
     if categories:
