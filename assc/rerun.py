@@ -115,7 +115,7 @@ def rerun(config: Config) -> int:
     for sentence in differing:
         say(f"note: {sentence}")
     say(f"running: python {' '.join(words)}")
-    code = subprocess.run([sys.executable, *words]).returncode
+    code = start(words)
     if code == EXIT_INTERRUPTED:
         return code
     if code:
@@ -124,6 +124,11 @@ def rerun(config: Config) -> int:
     _write(out, config.directory, found, differing)
     print(_verdict(found, config.directory, out))
     return 0 if all(f.equal for f in found) else 1
+
+
+def start(words: Sequence[str]) -> int:
+    """Run Python with these words in a process of its own; its exit code."""
+    return subprocess.run([sys.executable, *words]).returncode
 
 
 def _free(directory: Path) -> Path:

@@ -143,7 +143,7 @@ def _fit(process: TwoStates, parts: Sequence[Part]) -> list[Finding]:
         Finding(
             f"the two-state source closest to the seed's static waste rates has {_percents(mine)} instead of "
             f"{_percents([SEED[name].waste for name in STATIC])} (acceptance {100 * low:.0f} % and {100 * high:.0f} % "
-            f"per token, {100 * process.stay:.1f} % of the tokens keep their state): off by up to {100 * worst:.0f} points",
+            f"per token, {100 * process.stay:.1f} % of the tokens keep their state): off by {100 * worst:.0f} points",
             worst <= 0.02,
         )
     ]

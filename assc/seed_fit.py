@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.optimize
 from numpy.typing import NDArray
-from scipy.optimize import differential_evolution
 
 from assc.markov import MarkovSource, Regime
 
 Floats = NDArray[np.float64]
+optimize: Any = scipy.optimize  # its types leave this function out
 
 
 @dataclass(frozen=True)
@@ -74,5 +75,5 @@ def fit(wastes: Mapping[int, float]) -> TwoStates:
         return sum((process.waste(k) - waste) ** 2 for k, waste in wastes.items())
 
     bounds = [(0.0, 1.0), (0.0, 1.0), (0.01, 0.99), (0.0, 0.995)]
-    found: Any = differential_evolution(error, bounds, rng=np.random.default_rng(0), tol=1e-8, maxiter=150)
+    found = optimize.differential_evolution(error, bounds, rng=np.random.default_rng(0), tol=1e-8, maxiter=150)
     return build(found.x)
