@@ -75,5 +75,7 @@ def fit(wastes: Mapping[int, float]) -> TwoStates:
         return sum((process.waste(k) - waste) ** 2 for k, waste in wastes.items())
 
     bounds = [(0.0, 1.0), (0.0, 1.0), (0.01, 0.99), (0.0, 0.995)]
-    found = optimize.differential_evolution(error, bounds, rng=np.random.default_rng(0), tol=1e-8, maxiter=150)
+    found = optimize.differential_evolution(
+        error, bounds, rng=np.random.default_rng(0), tol=1e-8, maxiter=60, popsize=8
+    )
     return build(found.x)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from assc.cli import say
@@ -46,7 +47,7 @@ def seed_table(config: Config, words: Sequence[str] = ()) -> int:
     if config.run_dir is not None:
         claim_directory(config.run_dir)
         start_run(config.run_dir, "eval", config, seeds={"seed": config.seed}, data={"trace": config.traces})
-    process = fit({int(name.partition(":")[2]): f.waste for name, f in SEED.items() if name != "assc"})
+    process = seed_process()
     evaluations: dict[str, Evaluation] = {}
     for name, job in _jobs(config, process):
         say(f"{name} ...")
@@ -77,6 +78,12 @@ def seed_table(config: Config, words: Sequence[str] = ()) -> int:
     return 0
 
 
+@cache
+def seed_process() -> TwoStates:
+    """The two-state source that is closest to the waste rates of the seed's static K."""
+    return fit({int(name.partition(":")[2]): f.waste for name, f in SEED.items() if name != "assc"})
+
+
 def _plain(config: Config) -> Config:
     """The configuration of one part: without the preset, its files and the comparisons."""
     return replace(config, preset=None, policies=POLICIES, against="none", run_dir=None, json=None, rounds=0)
@@ -87,13 +94,9 @@ def _jobs(config: Config, process: TwoStates) -> list[tuple[str, Job]]:
     own = _plain(config)
     jobs: list[tuple[str, Job]] = []
     if config.backend == "live":
-        options = {"traces": None, "cost": None, "temperatures": (), "approximate": False}
-        sizes = {
-            "requests": config.requests or LIVE_REQUESTS,
-            "max_new_tokens": config.max_new_tokens or LIVE_TOKENS,
-        }
+        few = replace(own, requests=config.requests or LIVE_REQUESTS, traces=None, temperatures=(), approximate=False)
         try:
-            jobs.append(("live", live_job(replace(own, **options, **sizes))))
+            jobs.append(("live", live_job(replace(few, max_new_tokens=config.max_new_tokens or LIVE_TOKENS))))
         except PairError as error:
             say(f"no live part: {error}")
     number = config.requests if config.backend == "replay" else None

@@ -89,6 +89,9 @@ def run(command: str) -> int:
         if replay:
             write_small_trace()
         arguments = shrink(words[2:], SMALL["replay" if replay else "eval"])
+        if "--preset" in words and not replay:
+            write_small_trace()
+            arguments += ["--traces", "trace.npz"]
         kept = [w for w in arguments if not w.endswith(".zip")]
         return eval_script.main(without_models(kept))
     if words[:2] == ["python", "train_policy.py"]:
@@ -105,6 +108,11 @@ def run(command: str) -> int:
         write_small_result()
         files = [Path(w).name if w.endswith((".json", ".html")) else w for w in words[3:] if not w.startswith("runs/")]
         return module_main.main(files)
+    if words[:4] == ["python", "-m", "assc", "rerun"]:
+        write_small_trace()
+        small = "--backend replay --traces trace.npz --cost costs.json --policies ar assc --run-dir"
+        assert eval_script.main([*small.split(), words[4]]) == 0
+        return module_main.main(words[3:])
     if words[:3] == ["python", "-m", "assc"]:
         return module_main.main(words[3:])
     raise AssertionError(f"no test runs the documented command {command!r}")
