@@ -164,7 +164,7 @@ def compare_folders(name: str, old: Path, new: Path, roots: tuple[Path, Path]) -
 RESULTS: dict[str, dict[str, Compare]] = {
     "eval": {
         "eval.json": compare_evaluations,
-        **{f"{part}/eval.json": compare_evaluations for part in ("live", "modelled", "synthetic")},
+        **{f"{part}/eval.json": compare_evaluations for part in ("live", "modelled", "synthetic", "switching")},
     },
     "train": {"policy.zip": compare_policies, "eval.json": compare_evaluations},
     "record": {"trace.npz": compare_traces},

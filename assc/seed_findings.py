@@ -28,10 +28,10 @@ class Finding:
         return {True: "agrees: ", False: "does not agree: ", None: "remark: "}[self.agrees] + self.text
 
 
-def findings(parts: Sequence[Part], process: TwoStates, profile_c: float) -> list[Finding]:
-    """All statements. `process` is the fit to the seed's waste rates, `profile_c` the computed c of its pair."""
+def findings(parts: Sequence[Part], processes: Mapping[str, TwoStates], profile_c: float) -> list[Finding]:
+    """All statements. `processes` are fits to the seed's waste rates by part, `profile_c` is the c of its pair."""
     found = [finding for part in parts for finding in _of_part(part)]
-    return [*found, _identity(), _implied(profile_c), *_acceptance(parts), *_fit(process, parts)]
+    return [*found, _identity(), _implied(profile_c), *_acceptance(parts), *_fits(processes, parts)]
 
 
 def _of_part(part: Part) -> list[Finding]:
@@ -133,30 +133,29 @@ def _constant(rate: float) -> float:
     return float((-1 + np.sqrt(1 + 8 * rate)) / 2)
 
 
-def _fit(process: TwoStates, parts: Sequence[Part]) -> list[Finding]:
+def _fits(processes: Mapping[str, TwoStates], parts: Sequence[Part]) -> list[Finding]:
     """No acceptance process of two states has the seed's three waste rates."""
+    found = []
     ks = [int(name.partition(":")[2]) for name in STATIC]
-    mine = [process.waste(k) for k in ks]
-    worst = max(abs(w - SEED[name].waste) for w, name in zip(mine, STATIC, strict=True))
-    low, high = sorted(process.alphas)
-    found = [
-        Finding(
-            f"the two-state source closest to the seed's static waste rates has {_percents(mine)} instead of "
-            f"{_percents([SEED[name].waste for name in STATIC])} (acceptance {100 * low:.0f} % and {100 * high:.0f} % "
-            f"per token, {100 * process.stay:.1f} % of the tokens keep their state): off by {100 * worst:.0f} points",
-            worst <= 0.02,
+    for name, process in processes.items():
+        mine = [process.waste(k) for k in ks]
+        worst = max(abs(w - SEED[static].waste) for w, static in zip(mine, STATIC, strict=True))
+        low, high = sorted(process.alphas)
+        text = (
+            f"{name}: the closest two-state source has the waste rates {_percents(mine)} instead of "
+            f"{_percents([SEED[static].waste for static in STATIC])} (acceptance {100 * low:.0f} % and "
+            f"{100 * high:.0f} % per token, {100 * process.stay:.1f} % of the tokens keep their state): off by "
+            f"{100 * worst:.0f} points"
         )
-    ]
-    for part in parts:
-        if part.name == "synthetic":
-            row = part.row("assc")
-            found.append(
-                Finding(
-                    f"on that source assc plays mean K {row.mean_k:.1f} and wastes {100 * row.waste:.0f} %, in the "
-                    f"seed {SEED['assc'].mean_k:.1f} and {100 * SEED['assc'].waste:.0f} %",
-                    abs(row.mean_k - SEED["assc"].mean_k) < 0.25 and abs(row.waste - SEED["assc"].waste) < 0.02,
-                )
+        found.append(Finding(text, worst <= 0.02))
+        row = next((part.row("assc") for part in parts if part.name == name), None)
+        if row is not None:
+            text = (
+                f"{name}: assc plays mean K {row.mean_k:.1f} and wastes {100 * row.waste:.0f} %, in the seed "
+                f"{SEED['assc'].mean_k:.1f} and {100 * SEED['assc'].waste:.0f} %"
             )
+            near = abs(row.mean_k - SEED["assc"].mean_k) < 0.25 and abs(row.waste - SEED["assc"].waste) < 0.02
+            found.append(Finding(text, near))
     return found
 
 

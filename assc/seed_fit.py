@@ -64,18 +64,20 @@ class TwoStates:
         return MarkovSource(regimes, stay=self.stay, eos=0.0, weights=(self.weight, 1 - self.weight))
 
 
-def fit(wastes: Mapping[int, float]) -> TwoStates:
-    """The two-state process whose waste rates are closest (least squares) to those of static K; deterministic."""
+def fit(wastes: Mapping[int, float], stay: float | None = None) -> TwoStates:
+    """The two-state process whose waste rates are closest (least squares) to those of static K; deterministic.
 
-    def build(x: Sequence[float]) -> TwoStates:
-        return TwoStates((float(x[0]), float(x[1])), float(x[2]), float(x[3]))
+    `stay` fixes that probability, on which the waste rates depend little.
+    """
+    kept = (0.0, 0.995) if stay is None else (stay, stay)
 
     def error(x: Sequence[float]) -> float:
-        process = build(x)
-        return sum((process.waste(k) - waste) ** 2 for k, waste in wastes.items())
+        return sum((_process(x).waste(k) - waste) ** 2 for k, waste in wastes.items())
 
-    bounds = [(0.0, 1.0), (0.0, 1.0), (0.01, 0.99), (0.0, 0.995)]
-    found = optimize.differential_evolution(
-        error, bounds, rng=np.random.default_rng(0), tol=1e-8, maxiter=60, popsize=8
-    )
-    return build(found.x)
+    bounds = [(0.0, 1.0), (0.0, 1.0), (0.01, 0.99), kept]
+    rng = np.random.default_rng(0)
+    return _process(optimize.differential_evolution(error, bounds, rng=rng, tol=1e-8, maxiter=60, popsize=8).x)
+
+
+def _process(x: Sequence[float]) -> TwoStates:
+    return TwoStates((float(x[0]), float(x[1])), float(x[2]), float(x[3]))

@@ -1,9 +1,10 @@
 """`eval.py --preset seed-table`: the table this project starts from, made again in form.
 
 The table's own figures are of a 67B target with a 1.5B draft on 8xH800 and 2,000 mixed requests that are not at hand.
-Three parts stand in for it: `live` decodes with the models of a pair; `modelled` plays a recorded trace at the computed
+Four parts stand in for it: `live` decodes with the models of a pair; `modelled` plays a recorded trace at the computed
 costs of that pair and machine, so its acceptance is that of the trace's draft and its c that of the 67B/1.5B pair;
-`synthetic` plays a two-state source that is fitted to the table's waste rates, at the same costs.
+`synthetic` plays a two-state source that is fitted to the table's waste rates, at the same costs, and `switching` the
+best fit among those whose regimes last for some ten tokens.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from assc.tables import conditions, console_for, markdown_table, text_table
 from assc.trace import Trace
 
 PROFILE = "67b-1.5b-8xh800"
+SWITCHING = 0.9
+"""share of the tokens that keep their regime in the part `switching`"""
 LIVE_REQUESTS, LIVE_TOKENS = 16, 48
 SYNTHETIC_REQUESTS, SYNTHETIC_TOKENS = 200, 256
 JSON_FILE, MARKDOWN_FILE = "seed-table.json", "seed-table.md"
@@ -47,20 +50,20 @@ def seed_table(config: Config, words: Sequence[str] = ()) -> int:
     if config.run_dir is not None:
         claim_directory(config.run_dir)
         start_run(config.run_dir, "eval", config, seeds={"seed": config.seed}, data={"trace": config.traces})
-    process = seed_process()
+    processes = seed_processes()
     evaluations: dict[str, Evaluation] = {}
-    for name, job in _jobs(config, process):
+    for name, job in _jobs(config, processes):
         say(f"{name} ...")
         evaluations[name] = play(replace(_plain(config), repeats=config.repeats if name == "live" else 1), job)
         evaluations[name].meta |= {"command": shlex.join(["python", "eval.py", *words]), "git_commit": git_commit()}
     parts = [_part(name, evaluation) for name, evaluation in evaluations.items()]
-    found = findings(parts, process, profile_costs(PROFILE).cost_ratio("model"))
+    found = findings(parts, processes, profile_costs(PROFILE).cost_ratio("model"))
     _print(parts, found)
     content = {
         "preset": "seed-table",
         "profile": PROFILE,
         "seed_figures": {name: vars(figures) for name, figures in SEED.items()},
-        "fit": {"alphas": list(process.alphas), "weight": process.weight, "stay": process.stay},
+        "fits": {name: vars(process) for name, process in processes.items()},
         "parts": {p.name: {"conditions": p.conditions, "rows": [vars(row) for row in p.rows]} for p in parts},
         "findings": [vars(f) for f in found],
         "evaluations": {name: evaluation.to_json() for name, evaluation in evaluations.items()},
@@ -79,9 +82,10 @@ def seed_table(config: Config, words: Sequence[str] = ()) -> int:
 
 
 @cache
-def seed_process() -> TwoStates:
-    """The two-state source that is closest to the waste rates of the seed's static K."""
-    return fit({int(name.partition(":")[2]): f.waste for name, f in SEED.items() if name != "assc"})
+def seed_processes() -> dict[str, TwoStates]:
+    """The two-state sources closest to the waste rates of the seed's static K, by name of the part."""
+    wastes = {int(name.partition(":")[2]): f.waste for name, f in SEED.items() if name != "assc"}
+    return {"synthetic": fit(wastes), "switching": fit(wastes, stay=SWITCHING)}
 
 
 def _plain(config: Config) -> Config:
@@ -89,7 +93,7 @@ def _plain(config: Config) -> Config:
     return replace(config, preset=None, policies=POLICIES, against="none", run_dir=None, json=None, rounds=0)
 
 
-def _jobs(config: Config, process: TwoStates) -> list[tuple[str, Job]]:
+def _jobs(config: Config, processes: Mapping[str, TwoStates]) -> list[tuple[str, Job]]:
     """What is played, by name of the part; the live part only where its models can be had."""
     own = _plain(config)
     jobs: list[tuple[str, Job]] = []
@@ -104,8 +108,7 @@ def _jobs(config: Config, process: TwoStates) -> list[tuple[str, Job]]:
     trace = trace_of(replayed)
     costs = CostFile(profile_on(trace), pair="67B/1.5B (computed)", device="8xh800", time_source="modelled")
     jobs.append(("modelled", replay_job(replayed, costs)))
-    jobs.append(("synthetic", synthetic_job(own, process, config.seed)))
-    return jobs
+    return jobs + [(name, synthetic_job(own, process, config.seed)) for name, process in processes.items()]
 
 
 def profile_on(trace: Trace) -> CostModel:

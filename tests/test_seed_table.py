@@ -48,8 +48,10 @@ def test_no_two_states_have_the_seeds_waste_rates() -> None:
     made = TwoStates((0.6, 0.97), 0.4, 0.9)
     again = fit({k: made.waste(k) for k in (2, 5, 8)})
     assert [again.waste(k) for k in (2, 5, 8)] == pytest.approx([made.waste(k) for k in (2, 5, 8)], abs=5e-3)
-    closest = seed_table.seed_process()
+    closest, switching = seed_table.seed_processes().values()
     assert [round(closest.waste(k), 2) for k in (2, 5, 8)] == pytest.approx([0.21, 0.38, 0.50], abs=0.015)
+    assert switching.stay == 0.9 < closest.stay
+    assert [switching.waste(k) for k in (2, 5, 8)] == pytest.approx([closest.waste(k) for k in (2, 5, 8)], abs=0.01)
 
 
 def test_weights_of_regimes() -> None:
@@ -82,10 +84,10 @@ def test_findings_agree_with_the_seed_itself_and_not_with_its_opposite() -> None
     own = part("modelled", (1.65, 2.24, 1.82, 2.74), (0.124, 0.386, 0.542, 0.182), 4.3)
     assert spared(own.rows) == pytest.approx(spared_by_seed()) == pytest.approx(0.143, abs=0.001)
     process = TwoStates((0.6, 0.97), 0.4, 0.9)
-    said = findings([own], process, 0.19)
+    said = findings([own], {"synthetic": process}, 0.19)
     assert [f.agrees for f in said[:4]] == [True] * 4
     bad = part("modelled", (2.0, 1.5, 1.0, 1.2), (0.6, 0.5, 0.4, 0.7), 4.3)
-    assert [f.agrees for f in findings([bad], process, 0.19)[:4]] == [False] * 4
+    assert [f.agrees for f in findings([bad], {"synthetic": process}, 0.19)[:4]] == [False] * 4
     assert any("static:2 1.75 instead of 1.82" in f.text and f.agrees is False for f in said)
     assert implied_c(SEED["assc"]) == pytest.approx((5.28 / 2.74 - 1) / 4.3)
     assert any("c = 0.19" in f.text and f.agrees is None for f in said)
@@ -110,7 +112,7 @@ def test_the_preset_prints_and_writes_everything(
     for text in ("live ", "modelled ", "synthetic ", "accepted/step", "2.74x", "agrees: ", "remark: ", "8xh800"):
         assert text in printed
     found = json.loads((tmp_path / "t.json").read_text())
-    assert list(found["parts"]) == ["live", "modelled", "synthetic"]
+    assert list(found["parts"]) == ["live", "modelled", "synthetic", "switching"]
     for name, own in found["parts"].items():
         rows = {r["policy"]: r for r in found["evaluations"][name]["rows"]}
         for row in own["rows"]:
@@ -124,9 +126,9 @@ def test_the_preset_prints_and_writes_everything(
         tmp_path / "t.md"
     ).read_text()
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        *("live", "manifest.json", "modelled", "seed-table.json", "seed-table.md", "synthetic")
+        *("live", "manifest.json", "modelled", "seed-table.json", "seed-table.md", "switching", "synthetic")
     ]
-    assert np.isfinite(found["fit"]["alphas"]).all() and found["seed_figures"]["assc"]["speedup"] == 2.74
+    assert np.isfinite(found["fits"]["synthetic"]["alphas"]).all() and found["seed_figures"]["assc"]["speedup"] == 2.74
 
 
 def test_without_models_the_other_parts_are_made(
