@@ -208,7 +208,7 @@ def check(config: Config) -> None:
     if config.rounds < 0:
         raise AsscError(f"--rounds is {config.rounds}, it must be 0 or more")
     if config.rounds and config.json is None and config.run_dir is None:
-        raise UsageError("--rounds stores rounds in the file of --json, but neither --json nor --run-dir is given")
+        raise UsageError("--rounds stores rounds in the file of --json or in --run-dir, but no --json is given")
     if not config.policies:
         raise AsscError("--policies names no policy, give at least one")
     if config.preset is None and config.reference is not None and config.reference not in config.specs:

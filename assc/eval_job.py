@@ -107,8 +107,12 @@ def guarded(
     return leaked_counts(leaks, unique_labels(config.specs))
 
 
-def remarks(config: Config, policies: Sequence[tuple[str, Policy]], mode: str) -> list[str]:
-    """What a reader must know of the saved policies: another mode, or training prompts that nobody knows."""
+SAME_C = 0.1
+"""relative difference of c that is not worth a remark: calibrations differ by as much"""
+
+
+def remarks(config: Config, policies: Sequence[tuple[str, Policy]], backend: Backend) -> list[str]:
+    """What a reader must know of the saved policies: another mode, other costs, training prompts that nobody knows."""
     found = []
     for label, policy in policies:
         if label not in saved_files(config):
@@ -116,8 +120,11 @@ def remarks(config: Config, policies: Sequence[tuple[str, Policy]], mode: str) -
         if getattr(policy, "trained_on", None) is None:
             found.append(f"{label} does not say what it was trained on, so leakage cannot be excluded")
         before = getattr(policy, "trained_mode", None)
-        if before not in (None, mode):
-            found.append(f"{label} was trained in mode {before}, this evaluation is in mode {mode}")
+        if before not in (None, backend.mode):
+            found.append(f"{label} was trained in mode {before}, this evaluation is in mode {backend.mode}")
+        c = getattr(policy, "trained_c", None)
+        if c is not None and abs(c - backend.cost_ratio) > SAME_C * max(c, backend.cost_ratio):
+            found.append(f"{label} was trained at c = {c:.3f}, this evaluation is at c = {backend.cost_ratio:.3f}")
     return found
 
 

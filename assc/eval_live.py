@@ -96,7 +96,7 @@ def live_job(config: Config) -> Job:
         meta["static_tuned"] = {"action": str(best), "split": "train", "requests": len(tune)}
         meta["static_tuned"] |= {} if tuned_on is None else {"tuned_on": tuned_on.to_json()}
     listed_now = complete(listed, makers)
-    meta["notes"] = remarks(config, listed_now, backend.mode)
+    meta["notes"] = remarks(config, listed_now, backend)
     data = {
         "workload": packaged_workload(options.workload),
         "target": options.target,

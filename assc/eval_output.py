@@ -27,7 +27,9 @@ def begin_run(config: Config, job: Job) -> None:
     start_run(config.run_dir, "eval", config, seeds=seeds, data=job.data)
     costs = getattr(job.backend, "cost_model", None)
     if config.backend == "live" and costs is not None:
-        write_costs(CostFile(costs), config.run_dir / COSTS)
+        label = getattr(job.backend, "label", {})
+        known = {name: label[name] for name in ("pair", "device", "dtype", "threads") if name in label}
+        write_costs(CostFile(costs, **known), config.run_dir / COSTS)
 
 
 def write_outputs(config: Config, evaluation: Evaluation, backend: Backend) -> None:

@@ -151,7 +151,9 @@ def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, s
     policy.spec = artefact.path
     policy.saved_table = artefact.table
     policy.trained_on = _trained_on(artefact)
-    policy.trained_mode = mode if isinstance(mode := artefact.meta.get("mode"), str) else None
+    mode, c = artefact.meta.get("mode"), artefact.meta.get("c")
+    policy.trained_mode = mode if isinstance(mode, str) else None
+    policy.trained_c = float(c) if isinstance(c, int | float) else None
     policy.mark_initial()
     return policy
 

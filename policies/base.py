@@ -72,6 +72,8 @@ class BasePolicy:
     """prompts it has learned from, as its artefact says; None: from none, or nobody knows"""
     trained_mode: str | None = None
     """mode in which it learned"""
+    trained_c: float | None = None
+    """cost ratio at which it learned"""
     _initial: dict[str, Any]
     _first: str | None
 

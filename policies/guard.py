@@ -83,7 +83,7 @@ class Guard(BasePolicy):
         if not isinstance(inner, BasePolicy):
             raise ValueError(f"guard goes around a policy of this package, not {policy!r}")
         self.inner, self.needs = inner, inner.needs
-        self.trained_on, self.trained_mode = inner.trained_on, inner.trained_mode
+        self.trained_on, self.trained_mode, self.trained_c = inner.trained_on, inner.trained_mode, inner.trained_c
         self.low, self.rounds, self.span, self.probe = low, rounds, span, probe
         self.share, self.speed, self.settle = share, speed, settle
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)

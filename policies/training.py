@@ -174,6 +174,7 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
 def _save(config: TrainConfig, problem: Problem, run: Sb3Run | BanditRun, run_dir: Path) -> Path:
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
+        "c": problem.backend.cost_ratio,
         "pair": problem.description.get("pair") or config.pair,
         "trained_on": TrainedOn.of(problem.train, problem.workload_hash).to_json(),
         "training": {"rounds": run.steps, "updates": run.updates, **config.to_json()},

@@ -141,11 +141,12 @@ def test_unknown_training_prompts_and_another_mode_are_told(
     policy = make_policy("bandit:ucb")
     table = ReplayBackend(trace_of(["train"]), MARKOV_COSTS).table
     policy.begin(table)
-    silent = save_policy(tmp_path / "silent.zip", policy, table=table, meta={"mode": "gumbel"})
+    silent = save_policy(tmp_path / "silent.zip", policy, table=table, meta={"mode": "gumbel", "c": 0.5})
     assert eval_cli.main(["--backend", "replay", *files, "--policies", "ar", str(silent)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "silent.zip does not say what it was trained on" in printed
     assert "silent.zip was trained in mode gumbel, this evaluation is in mode greedy" in printed
+    assert "silent.zip was trained at c = 0.500, this evaluation is at c = 0.080" in printed
 
 
 def test_prompts_are_found_by_content_or_by_id_within_a_workload() -> None:
