@@ -81,7 +81,7 @@ DEFINITIONS: dict[str, str] = {
     "comparisons.ratio": "tokens_per_second of the policy / the same of the reference ('against'); ci95 is its "
     "interval, made like speedup_ci95",
     "comparisons.p_value": "two-sided, of the ratio being 1, from the resamples of the interval: below 0.05 where the "
-    "95 % interval excludes 1",
+    "95 % interval excludes 1; where the resamples end, of a t test with their standard error",
     "comparisons.p_holm": "p_value adjusted by Holm's procedure for all policies compared with this reference (the "
     "oracle is no contestant)",
     "comparisons.verdict": "faster or slower where p_holm < 0.05, else open; unknown for fewer than two prompts",

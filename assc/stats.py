@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtri, stdtr, stdtrit
 
 RESAMPLES = 4000
+NO_SPREAD = 1e-12
+"""standard error of a logarithm that is nothing but rounding"""
 _CHUNK = 1 << 22
 """largest number of resampling weights held at a time"""
 
@@ -126,19 +128,27 @@ class _Bootstrap:
         return low > 1.0 or high < 1.0
 
     def p_value(self) -> float:
-        """The smallest α whose interval of level 1 - α excludes 1, at least 2/(resamples + 1).
+        """The smallest α whose interval of level 1 - α excludes 1.
 
-        So p < 0.05 exactly where the 95 % interval excludes 1, up to the precision of the search.
+        So p < 0.05 exactly where the 95 % interval excludes 1, up to the precision of the search. Below 2/(resamples
+        + 1), where the resamples end, it is that of a t test with the bootstrap's standard error.
         """
         low, high = math.log(2 / (len(self.logs) + 1)), math.log(0.99)
         if not self.excludes_one(1 - math.exp(high)):
             return 1.0
         if self.excludes_one(1 - math.exp(low)):
-            return math.exp(low)
+            return min(math.exp(low), self._tail(math.exp(low)))
         for _ in range(40):  # wider intervals hold the narrower ones, so there is one place where it turns
             middle = (low + high) / 2
             low, high = (low, middle) if self.excludes_one(1 - math.exp(middle)) else (middle, high)
         return math.exp(high)
+
+    def _tail(self, least: float) -> float:
+        """p-value of the t test; `least` where there is no spread to judge by."""
+        error = self.standard_error()
+        if error <= NO_SPREAD:
+            return least
+        return 2 * float(stdtr(self.effective - 1, -abs(math.log(self.estimate)) / error))
 
     def standard_error(self) -> float:
         """Of the logarithm of the speed-up."""

@@ -74,7 +74,10 @@ def test_degenerate_comparisons() -> None:
     one = compare([5], [1.0], [5], [2.0], rng=rng())
     assert (one.ratio, one.p_value, one.detectable) == (2.0, None, None)
     sure = compare([5, 5, 5], [1.0, 1.0, 1.0], [5, 5, 5], [2.0, 2.0, 2.0], rng=rng(), resamples=999)
-    assert sure.p_value == pytest.approx(2 / 1000) and sure.detectable == pytest.approx(0.0, abs=1e-9)
+    assert sure.p_value == pytest.approx(2 / 1000), "no spread to extrapolate from"
+    large = compare(*noisy(40, 1.5, 0.03, 0), rng=rng(), resamples=999)
+    assert large.p_value is not None and 0 < large.p_value < 1e-6, "resamples are too few to show how small it is"
+    assert sure.detectable == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("n", [12, 48])
