@@ -14,11 +14,11 @@ from assc.cli import EXIT_INTERRUPTED, parse, run_cli
 from assc.eval_config import Config, check
 from assc.eval_job import play
 from assc.eval_live import live_job
+from assc.eval_output import begin_run, write_outputs
 from assc.eval_replay import replay_job
-from assc.files import git_commit, write_text
-from assc.prometheus import write_prometheus
+from assc.files import git_commit
 from assc.results import EvaluationInterrupted
-from assc.tables import print_definitions, print_evaluation, to_markdown
+from assc.tables import print_definitions, print_evaluation
 
 
 def run(config: Config, words: Sequence[str] = ()) -> int:
@@ -27,9 +27,14 @@ def run(config: Config, words: Sequence[str] = ()) -> int:
     `words` is the command line, for the result file.
     """
     check(config)
+    if config.preset is not None:
+        from assc.seed_table import seed_table
+
+        return seed_table(config, words)
     job = replay_job(config) if config.backend == "replay" else live_job(config)
     if config.explain:
         print_definitions()
+    begin_run(config, job)
     try:
         evaluation = play(config, job)
     except EvaluationInterrupted as stop:
@@ -37,12 +42,7 @@ def run(config: Config, words: Sequence[str] = ()) -> int:
     evaluation.kept = job.keep(config.rounds)
     evaluation.meta |= {"command": shlex.join(["python", "eval.py", *words]), "git_commit": git_commit()}
     try:  # files first, since a closed pipe stops the printing; and the table even if the disk is full
-        if config.json is not None:
-            evaluation.write(config.json)
-        if config.markdown is not None:
-            write_text(config.markdown, to_markdown(evaluation.rows(), evaluation.details(), evaluation.rungs()))
-        if config.prometheus is not None:
-            write_prometheus(evaluation.health(), config.prometheus)
+        write_outputs(config, evaluation, job.backend)
     finally:
         print_evaluation(evaluation, categories=config.explain, health=config.health)
     return 0 if evaluation.complete else EXIT_INTERRUPTED

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "live-check": ("assc.live_check", "does a policy decide live as it does on a trace, and is it as fast?"),
     "distill": ("assc.distill.command", "make a draft for a target out of what the target writes"),
     "drafts": ("assc.drafts_cli", "judge the drafters of a pair: size, tokens, acceptance, c, memory, best static K"),
+    "rerun": ("assc.rerun", "repeat a run from its directory and say whether the results are equal"),
     "report": ("assc.report.command", "one self-contained HTML page out of results of eval.py and train_policy.py"),
     "drift": ("assc.drift.command", "regret and recovery of policies on streams whose regime switches"),
     "draft-card": ("assc.distill.card", "measure a draft on held-out prompts and write its model card"),

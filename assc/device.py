@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
-from pathlib import Path
 
 import torch
 
 from assc.errors import PairError
+from assc.hardware import cpu_name, usable_cores
 
 DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -74,28 +72,11 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def cpu_name() -> str:
-    """Model name of the processor, as far as the system tells."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return (names or [platform.processor() or platform.machine()])[0]
-
-
 def machine(device: torch.device) -> str:
     """The processor that decodes, for result files."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{cpu_name()}, {usable_cores()} usable cores"
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def restart_peak(device: torch.device) -> None:

@@ -16,7 +16,8 @@ import torch
 from assc.catalogue import PAIRS, PairSpec, pair_spec
 from assc.cli import parse, run_cli
 from assc.convert import cache_dir
-from assc.device import cpu_features, cpu_name, resolve_device, resolve_dtype, usable_cores
+from assc.device import cpu_features, resolve_device, resolve_dtype
+from assc.hardware import cpu_name, usable_cores
 from assc.sources import availability
 
 if TYPE_CHECKING:

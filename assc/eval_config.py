@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from tyro.conf import arg
 
 from assc.cli import UsageError
 from assc.core import Mode
@@ -15,6 +18,20 @@ from assc.groups import check_chunks, check_k_max
 from assc.prometheus import require_prometheus
 
 Backend = Literal["live", "replay"]
+TUNED = "static:tuned"
+"""the static action that is best on train requests: known once the backend is"""
+NONE = "none"
+"""--against of nobody"""
+
+
+def without_alias(spec: str) -> str:
+    """The spec of a row: `static:4@b` is `static:4` under a name of its own.
+
+    >>> without_alias("static:4@b"), without_alias("runs/a@b/policy.zip")
+    ('static:4', 'runs/a@b/policy.zip')
+    """
+    found = re.fullmatch(r"(.+)@[\w-]+", spec)
+    return found[1].strip() if found else spec
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,7 @@ class LiveOptions:
     chunks: int = 1
     unload_after: int | None = None
     time_source: Literal["measured", "modelled"] = "measured"
+    cost: Path | None = None
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
@@ -59,7 +77,13 @@ class Config:
 
     policies: tuple[str, ...] = ("ar", "static:4", "assc", "bandit:ucb")
     """spec strings (name, name:value, name:key=value,...), saved .zip files, static:tuned (the static action that is
-    best on train requests) or oracle (replay only), in the order of the rows"""
+    best on train requests) or oracle (replay only), in the order of the rows; SPEC@NAME is the same policy once more"""
+    preset: Literal["seed-table"] | None = None
+    """seed-table: static K = 2, 5, 8 and assc beside the figures this project starts from, live and modelled; with
+    --backend replay the modelled parts alone"""
+    against: str | None = None
+    """the policy with which the others are compared besides plain decoding; none: no such comparison; default:
+    static:tuned where it is listed"""
     backend: Backend = "live"
     """what plays the rounds: live = real models, replay = a recorded trace in modelled time"""
     pair: str | None = None
@@ -76,13 +100,16 @@ class Config:
     traces: str | None = None
     """replay: trace, a .npz file or a folder; default: the one that comes with the package"""
     cost: Path | None = None
-    """replay: cost model that prices the rounds; default: the one that comes with the package"""
+    """cost model that prices modelled rounds; default: replay: the one that comes with the package, live: fitted in a
+    short calibration"""
     temperatures: tuple[float, ...] = ()
     """replay: only requests recorded at these temperatures; default: all of the trace"""
     approximate: bool = False
     """replay: allow a trace of mode rejection, whose text depends on K"""
     split: Literal["held-out", "train", "draft", "all"] = "held-out"
     """which part of the workload or trace; report numbers from held-out only"""
+    allow_leakage: bool = False
+    """evaluate also what a policy or a draft was trained or tuned on, and mark the rows, instead of refusing"""
     categories: tuple[str, ...] = ()
     """only these categories; default: all"""
     requests: int | None = None
@@ -91,7 +118,7 @@ class Config:
     """budget of each request in tokens; default: 64 live; in replay what was recorded, which can only be cut"""
     seed: int = 0
     """chooses prompts, orders, sampled texts and resamples"""
-    repeats: int = 1
+    repeats: Annotated[int, arg(aliases=["--repeat"])] = 1
     """how often everything is measured; the spread between repeats is in the JSON"""
     warmup: int | None = None
     """requests that are played first by every policy and thrown away; default: 1 live, 0 in replay"""
@@ -111,12 +138,17 @@ class Config:
     """live: auto, bfloat16, float16, float32 or float64; default: auto"""
     threads: int | None = None
     """live: torch threads; default: torch's own choice"""
+    run_dir: Path | None = None
+    """write everything to this new folder: eval.json, eval.md, eval.csv, and manifest.json, by which
+    `python -m assc rerun` repeats the run"""
     json: Path | None = None
     """write all results to this file"""
     rounds: int = 0
-    """with --json: store the rounds and tokens of the first N requests too, for `python -m assc report`"""
+    """with --json or --run-dir: store the rounds and tokens of the first N requests too, for `python -m assc report`"""
     markdown: Path | None = None
-    """write the table to this Markdown file"""
+    """write the tables to this Markdown file"""
+    csv: Path | None = None
+    """write the rows to this CSV file: of all requests, of each category and of each temperature"""
     tensorboard: Path | None = None
     """write curves over the requests to this folder, one run per policy"""
     health: bool = False
@@ -124,12 +156,24 @@ class Config:
     prometheus: Path | None = None
     """write the health of each policy to this file in Prometheus' text format (needs the extra 'prometheus')"""
     explain: bool = False
-    """print what each number means, and a table per category"""
+    """print what each number means, and all numbers of each category and temperature"""
 
     @property
     def specs(self) -> tuple[str, ...]:
         """The policies without blanks around them."""
         return tuple(spec.strip() for spec in self.policies)
+
+    @property
+    def bare(self) -> tuple[str, ...]:
+        """The policies without their aliases."""
+        return tuple(without_alias(spec) for spec in self.specs)
+
+    @property
+    def reference(self) -> str | None:
+        """Label of the policy that the others are compared with besides plain decoding."""
+        if self.against is not None:
+            return None if self.against == NONE else self.against.strip()
+        return next((spec for spec, bare in zip(self.specs, self.bare, strict=True) if bare == TUNED), None)
 
     @property
     def live(self) -> LiveOptions:
@@ -157,7 +201,10 @@ def check(config: Config) -> None:
     """Refuse what can be seen to be wrong before anything is loaded."""
     replay = config.backend == "replay"
     mine, other = (ReplayOptions, LiveOptions) if replay else (LiveOptions, ReplayOptions)
-    for name in [n for n in _given(config, other) if n not in {f.name for f in fields(mine)}]:
+    if config.preset is not None and config.specs != Config().specs:
+        raise UsageError(f"--preset {config.preset} has its own policies, so it takes no --policies")
+    unread = [] if config.preset else [n for n in _given(config, other) if n not in {f.name for f in fields(mine)}]
+    for name in unread:
         why = "the trace and the cost model decide it" if replay else "it is for --backend replay"
         raise UsageError(f"--{name.replace('_', '-')} makes no sense with --backend {config.backend}: {why}")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
@@ -178,10 +225,12 @@ def check(config: Config) -> None:
         )
     if config.rounds < 0:
         raise AsscError(f"--rounds is {config.rounds}, it must be 0 or more")
-    if config.rounds and config.json is None:
-        raise UsageError("--rounds stores rounds in the file of --json, but no --json is given")
+    if config.rounds and config.json is None and config.run_dir is None:
+        raise UsageError("--rounds stores rounds in the file of --json or in --run-dir, but no --json is given")
     if not config.policies:
         raise AsscError("--policies names no policy, give at least one")
+    if config.preset is None and config.reference is not None and config.reference not in config.specs:
+        raise AsscError(f"--against {config.reference} is not among --policies {' '.join(config.specs)}")
     temperature = config.temperature
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
         raise RequestError(f"--temperature is {temperature}, it must be 0 or more")
@@ -189,6 +238,6 @@ def check(config: Config) -> None:
         raise RequestError(f"--mode greedy takes no --temperature {temperature}; sample with --mode gumbel")
     if config.prometheus is not None:
         require_prometheus()
-    for path in (config.json, config.markdown, config.prometheus):
+    for path in (config.json, config.markdown, config.csv, config.prometheus):
         if path is not None:
             check_writable(path)

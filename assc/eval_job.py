@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from assc.cli import say
 from assc.core import Backend, Policy, Request
-from assc.eval_config import Config
+from assc.errors import ArtefactError
+from assc.eval_config import TUNED, Config, without_alias
 from assc.evaluate import evaluate
+from assc.leakage import Leak, TrainedOn, check_leaks, leaked_counts, policy_leaks
 from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, RequestResult, unique_labels
 from assc.rounds_json import EntropiesOf, KeptRounds, TextOf
 
-TUNED = "static:tuned"
-"""the static action that is best on train requests: known once the backend is"""
 ORACLE = "oracle"
 """the hindsight optimum of a trace"""
+SAVED = "policy.zip"
+"""the finished policy in a run directory of train_policy.py"""
 
 Listed = Sequence[tuple[str, Policy | None]]
 
@@ -41,21 +45,87 @@ class Job:
     """text of one token id, where there is a tokenizer"""
     entropies: EntropiesOf | None = None
     """the target's entropy at each token of a request, where there is a trace"""
+    leaked: Mapping[str, int] = field(default_factory=dict)
+    """label -> requests from which it has learned, where that was allowed"""
+    data: Mapping[str, str | Path | None] = field(default_factory=dict)
+    """files that were read, for the manifest"""
 
     def keep(self, requests: int) -> KeptRounds | None:
         """What of this job's rounds goes into the result file."""
         return KeptRounds(requests, self.token_text, self.entropies) if requests else None
 
 
+def policy_spec(given: str) -> str:
+    """What `make_policy` takes: without an alias, and the policy.zip of a run directory.
+
+    Raises `ArtefactError` for a directory in which no training has finished.
+    """
+    spec = without_alias(given)
+    if os.sep not in spec or not Path(spec).is_dir():
+        return spec
+    saved = Path(spec) / SAVED
+    if not saved.is_file():
+        what = f"has no {SAVED}: no training has finished in it" if any(Path(spec).iterdir()) else "is empty"
+        raise ArtefactError(f"the run directory {spec!r} {what}")
+    return str(saved)
+
+
 def listed_policies(config: Config) -> Listed:
-    """Spec and policy of each row; None for what only the backend can make. Raises `SpecError` and `ArtefactError`."""
+    """Label and policy of each row; None for what only the backend can make. Raises `SpecError` and `ArtefactError`."""
     seed, special = config.seed, (TUNED, ORACLE)
-    return [(spec, None if spec in special else make_policy(spec, seed=seed)) for spec in config.specs]
+    specs = [policy_spec(spec) for spec in config.specs]
+    made = [None if spec in special else make_policy(spec, seed=seed) for spec in specs]
+    return list(zip(config.specs, made, strict=True))
+
+
+def saved_files(config: Config) -> dict[str, str]:
+    """label -> file of every saved policy."""
+    specs = [policy_spec(spec) for spec in config.specs]
+    return {label: spec for label, spec in zip(config.specs, specs, strict=True) if spec.endswith(".zip")}
 
 
 def complete(listed: Listed, makers: Mapping[str, Callable[[], Policy]]) -> list[tuple[str, Policy]]:
     """The list with the missing policies made, each one anew."""
-    return [(spec, policy if policy is not None else makers[spec]()) for spec, policy in listed]
+    return [(label, policy if policy is not None else makers[without_alias(label)]()) for label, policy in listed]
+
+
+def guarded(
+    config: Config,
+    policies: Listed,
+    requests: Sequence[Request],
+    workload_hash: str | None,
+    tuned: TrainedOn | None,
+    drafts: Sequence[Leak] = (),
+) -> dict[str, int]:
+    """The leakage guard: label -> evaluated requests that it has learned from, where that is allowed.
+
+    Raises `LeakageError` where it is not. `tuned` is what `static:tuned` was tuned on, `drafts` are leaks of drafts.
+    """
+    by_policy = policy_leaks(policies, requests, workload_hash, {} if tuned is None else {TUNED: tuned})
+    leaks = [*by_policy, *drafts]
+    check_leaks(leaks, allowed=config.allow_leakage)
+    return leaked_counts(leaks, unique_labels(config.specs))
+
+
+SAME_C = 0.1
+"""relative difference of c that is not worth a remark: calibrations differ by as much"""
+
+
+def remarks(config: Config, policies: Sequence[tuple[str, Policy]], backend: Backend) -> list[str]:
+    """What a reader must know of the saved policies: another mode, other costs, training prompts that nobody knows."""
+    found = []
+    for label, policy in policies:
+        if label not in saved_files(config):
+            continue
+        if getattr(policy, "trained_on", None) is None:
+            found.append(f"{label} does not say what it was trained on, so leakage cannot be excluded")
+        before = getattr(policy, "trained_mode", None)
+        if before not in (None, backend.mode):
+            found.append(f"{label} was trained in mode {before}, this evaluation is in mode {backend.mode}")
+        c = getattr(policy, "trained_c", None)
+        if c is not None and abs(c - backend.cost_ratio) > SAME_C * max(c, backend.cost_ratio):
+            found.append(f"{label} was trained at c = {c:.3f}, this evaluation is at c = {backend.cost_ratio:.3f}")
+    return found
 
 
 def play(config: Config, job: Job) -> Evaluation:
@@ -81,6 +151,8 @@ def play(config: Config, job: Job) -> Evaluation:
             meta=job.meta,
             actions=job.actions,
             ladder=job.ladder,
+            against=config.reference,
+            leaked=job.leaked,
         )
         held = getattr(job.backend, "memory", None)
         if held is not None:

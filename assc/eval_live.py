@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from assc.cli import say
 from assc.core import Action, Policy, Request, default_temperature
-from assc.errors import AsscError
-from assc.eval_config import Config
-from assc.eval_job import ORACLE, TUNED, Job, complete, listed_policies
+from assc.costs import CostModel
+from assc.costs_io import read_costs
+from assc.errors import AsscError, TraceError
+from assc.eval_config import TUNED, Config
+from assc.eval_job import ORACLE, Job, complete, guarded, listed_policies, remarks, saved_files
 from assc.evaluate import check_requests
+from assc.leakage import Leak, TrainedOn, draft_leaks
+from assc.manifest import packaged_workload
 from assc.registry import make_policy
 from assc.tuning import TUNE_REQUESTS, static_spec, tune_static
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, only_categories, select
+
+if TYPE_CHECKING:
+    from assc.live import LiveBackend
 
 
 def _prompts(config: Config) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...], str]:
@@ -27,7 +35,7 @@ def _prompts(config: Config) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...], st
             f"no prompt of {options.workload!r} is in the split {config.split!r}; --split all takes every one"
         )
     tune: tuple[Prompt, ...] = ()
-    if TUNED in config.specs:
+    if TUNED in config.bare:
         train = [p for p in fit if p.split == "train"]
         if config.split != "held-out" or not train:
             why = f"--split {config.split} evaluates them" if train else f"{options.workload!r} has none that fit"
@@ -38,16 +46,18 @@ def _prompts(config: Config) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...], st
 
 def live_job(config: Config) -> Job:
     """Load the models, and tune the static action if it is asked for."""
-    if ORACLE in config.specs:
+    if ORACLE in config.bare:
         raise AsscError("the oracle needs a recorded trace: --backend replay")
     listed, options = listed_policies(config), config.live
+    costs = None if options.cost is None else read_costs(options.cost).model
     prompts, tune, digest = _prompts(config)
     # torch and transformers take seconds to import: a typing mistake should be told before
     from assc.device import machine
     from assc.live import LiveBackend
-    from assc.pairs import load_pair
+    from assc.pairs import draft_data, load_pair, named_drafts
 
-    say(f"loading the pair {options.target or options.pair} and calibrating its costs ...")
+    calibrating = " and calibrating its costs" if costs is None else ""
+    say(f"loading the pair {options.target or options.pair}{calibrating} ...")
     pair = load_pair(
         options.pair,
         target=options.target,
@@ -62,10 +72,12 @@ def live_job(config: Config) -> Job:
         mode=options.mode,
         k_max=options.k_max,
         time_source=options.time_source,
+        cost_model=costs,
         temperature=temperature,
         chunks=options.chunks,
         unload_after=options.unload_after,
     )
+    _check_costs(costs, tuple(backend.engine.drafters))
     sampling = {"temperature": temperature}
 
     def requests(chosen: tuple[Prompt, ...]) -> list[Request]:
@@ -75,6 +87,10 @@ def live_job(config: Config) -> Job:
 
     meta: dict[str, Any] = {"workload": options.workload, "workload_hash": digest, "split": config.split}
     meta["machine"] = machine(pair.device)
+    evaluated = requests(prompts)
+    drafts = _draft_leaks(evaluated, prompts, backend, named_drafts(options.draft).values(), digest)
+    tuned_on = TrainedOn.of(requests(tune), digest) if tune else None
+    leaked = guarded(config, listed, evaluated, digest, tuned_on, drafts)
     actions: dict[str, str] = {}
     makers: dict[str, Callable[[], Policy]] = {}
     if tune:
@@ -85,12 +101,47 @@ def live_job(config: Config) -> Job:
         actions[TUNED] = str(best)
         makers[TUNED] = lambda: make_policy(static_spec(best, backend.table))
         meta["static_tuned"] = {"action": str(best), "split": "train", "requests": len(tune)}
+        meta["static_tuned"] |= {} if tuned_on is None else {"tuned_on": tuned_on.to_json()}
+    listed_now = complete(listed, makers)
+    meta["notes"] = remarks(config, listed_now, backend)
+    data: dict[str, str | Path | None] = {
+        "workload": packaged_workload(options.workload),
+        "target": options.target,
+        **draft_data(options.draft),
+        "cost model": options.cost,
+        **saved_files(config),
+    }
     return Job(
         backend,
-        requests(prompts),
-        complete(listed, makers),
+        evaluated,
+        listed_now,
         options.warmup,
         meta,
         actions,
         token_text=lambda token: pair.decode([token], skip_special_tokens=False),
+        leaked=leaked,
+        data=data,
     )
+
+
+def _check_costs(costs: CostModel | None, drafters: Sequence[str]) -> None:
+    """`TraceError` where a given cost model does not know a drafter of the pair."""
+    missing = [] if costs is None else [d for d in drafters if d not in costs.drafters]
+    if costs is not None and missing:
+        raise TraceError(f"the cost model has no drafter {missing[0]!r} of the pair, only {sorted(costs.drafters)}")
+
+
+def _draft_leaks(
+    requests: Sequence[Request], prompts: Sequence[Prompt], backend: LiveBackend, drafts: Iterable[str], digest: str
+) -> list[Leak]:
+    """Requests from which a learned drafter has learned: of the split `draft`, or those that its files name."""
+    from assc.drafters.artefact import is_net, read_config
+
+    kinds = {name: drafter.kind for name, drafter in backend.engine.drafters.items()}
+    leaks = draft_leaks(requests, [p.split == "draft" for p in prompts], kinds)
+    for draft in drafts:
+        known = read_config(Path(draft)).get("trained_on") if is_net(Path(draft)) else None
+        mine = [] if known is None else TrainedOn.from_json(known).among(requests, digest)
+        if mine:
+            leaks.append(Leak(None, f"the draft {draft!r} was trained", tuple(mine), len(requests)))
+    return leaks

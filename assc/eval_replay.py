@@ -9,13 +9,15 @@ from typing import Any
 from assc.core import Request
 from assc.costs_io import CostFile, read_costs
 from assc.errors import AsscError, RequestError, TraceError
-from assc.eval_config import Config
-from assc.eval_job import ORACLE, TUNED, Job, complete, listed_policies
+from assc.eval_config import TUNED, Config
+from assc.eval_job import ORACLE, Job, complete, guarded, listed_policies, remarks, saved_files
+from assc.leakage import TrainedOn, draft_leaks
+from assc.manifest import PACKAGED
 from assc.oracle import ladder, optimum
 from assc.oracle_policy import OraclePolicy
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
-from assc.shipped import shipped_cost_file, shipped_trace
+from assc.shipped import COSTS, TRACE, shipped_cost_file, shipped_trace
 from assc.trace import Trace
 from assc.trace_io import fingerprint, read_trace
 from assc.trace_rules import balanced_rows
@@ -44,7 +46,7 @@ def _train_rows(config: Config, trace: Trace) -> list[int]:
     overlap, splits = config.split != "held-out", trace.columns["split"]
     fit = trace.where(categories=config.categories, temperatures=config.temperatures)
     train = [] if overlap else [row for row in fit if splits[row] == "train"]
-    if TUNED in config.specs and not train:
+    if TUNED in config.bare and not train:
         why = f"--split {config.split} evaluates them" if overlap else f"{trace.name} has none that fit"
         raise AsscError(f"{TUNED} is tuned on requests of the split 'train', but {why}")
     return train
@@ -89,11 +91,18 @@ def _meta(config: Config, trace: Trace, costs: CostFile, cost_name: str) -> dict
     }
 
 
-def replay_job(config: Config) -> Job:
-    """Read the trace and compute the ladder for the chosen requests."""
+def trace_of(config: Config) -> Trace:
+    """The trace that is asked for, else the packaged one."""
+    traces = config.replay.traces
+    return read_trace(traces) if traces is not None else shipped_trace()
+
+
+def replay_job(config: Config, costs: CostFile | None = None) -> Job:
+    """Read the trace and compute the ladder for the chosen requests. `costs` replace those of the configuration."""
     listed, options = listed_policies(config), config.replay
-    trace = read_trace(options.traces) if options.traces is not None else shipped_trace()
-    costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
+    trace = trace_of(config)
+    if costs is None:
+        costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
     backend = ReplayBackend(trace, costs.model, approximate=options.approximate, chunks=options.chunks)
     rows, train = _rows(config, trace), _train_rows(config, trace)
     requests = _requests(config, trace, rows)
@@ -113,9 +122,10 @@ def replay_job(config: Config) -> Job:
     plans = dict(zip(keys, best.plans, strict=True))
     meta = _meta(config, trace, costs, str(options.cost or "the package's"))
     actions: dict[str, str] = {}
-    tuned = rungs.tuned_action
+    tuned, tuned_on = rungs.tuned_action, TrainedOn.of(trace.requests(train), trace.header.workload_hash)
     if tuned is not None:
-        meta["static_tuned"] = {"action": str(tuned), "split": "train", "requests": len(train)}
+        how = {"split": "train", "requests": len(train), "tuned_on": tuned_on.to_json()}
+        meta["static_tuned"] = {"action": str(tuned), **how}
         actions[TUNED] = str(tuned)
     makers = {
         ORACLE: lambda: OraclePolicy(backend, plans),
@@ -128,4 +138,24 @@ def replay_job(config: Config) -> Job:
         return known
 
     listed_now = complete(listed, makers)
-    return Job(backend, requests, listed_now, options.warmup, meta, actions, rungs, entropies=entropies)
+    in_draft = [trace.columns["split"][row] == "draft" for row in rows]
+    drafts = draft_leaks(requests, in_draft, {d.name: d.kind for d in trace.header.drafters})
+    leaked = guarded(config, listed_now, requests, trace.header.workload_hash, tuned_on, drafts)
+    meta["notes"] = remarks(config, listed_now, backend)
+    data = {
+        "trace": options.traces or PACKAGED + TRACE,
+        "cost model": options.cost or PACKAGED + COSTS,
+        **saved_files(config),
+    }
+    return Job(
+        backend,
+        requests,
+        listed_now,
+        options.warmup,
+        meta,
+        actions,
+        rungs,
+        entropies=entropies,
+        leaked=leaked,
+        data=data,
+    )

@@ -28,11 +28,15 @@ OnEpisode = Callable[[str, Episode], None]
 OnRequest = Callable[[RequestResult], None]
 
 
-def _check(requests: Sequence[Request], policies: Sequence[tuple[str, Policy]], repeats: int, warmup: int) -> None:
+def _check(
+    requests: Sequence[Request], policies: Sequence[tuple[str, Policy]], repeats: int, warmup: int, against: str | None
+) -> None:
     if not requests:
         raise RequestError("there is no request to evaluate, give at least one")
     if not policies:
         raise AsscError("there is no policy to evaluate, give at least one")
+    if against is not None and against not in unique_labels([name for name, _ in policies]):
+        raise AsscError(f"{against!r} is not among the policies that are evaluated, so nothing can be compared with it")
     if repeats < 1 or warmup < 0:
         raise AsscError(f"repeats is {repeats} (1 or more) and warmup is {warmup} (0 or more)")
     if len({id(policy) for _, policy in policies}) < len(policies):
@@ -157,6 +161,8 @@ def evaluate(
     meta: Mapping[str, Any] | None = None,
     actions: Mapping[str, str] | None = None,
     ladder: Ladder | None = None,
+    against: str | None = None,
+    leaked: Mapping[str, int] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Evaluation:
     """Compare policies on the same requests, paired by request and interleaved in time.
@@ -168,13 +174,14 @@ def evaluate(
 
     `on_episode(label, episode)` is called after each run, `on_request(result)` once all policies have finished a
     request. `meta` is added to the result's own. `actions` says what tuning chose for a policy, `ladder` what the same
-    requests take without a policy (`assc.oracle.ladder`); both only go into the result. `clock` (seconds) measures the
-    wall time around each episode.
+    requests take without a policy (`assc.oracle.ladder`), `leaked` of how many requests a label has learned beforehand;
+    all only go into the result. `against` is the label of a policy with which the others are compared besides plain
+    decoding. `clock` (seconds) measures the wall time around each episode.
 
     Raises `AsscError` for input that cannot be evaluated, and `EvaluationInterrupted` (a `KeyboardInterrupt` that
     carries the finished part) on Ctrl-C.
     """
-    _check(requests, policies, repeats, warmup)
+    _check(requests, policies, repeats, warmup, against)
     check_requests(backend, requests)
     players = _Players(backend, policies, clock, on_episode or (lambda label, episode: None))
     evaluation = Evaluation(
@@ -187,6 +194,8 @@ def evaluate(
         complete=False,
         ladder=ladder,
         actions=dict(actions or {}),
+        against=against,
+        leaked=dict(leaked or {}),
     )
     json.dumps(evaluation.meta, allow_nan=False)  # what could not be written fails now, not after hours of work
     warming = list(requests[:warmup])

@@ -73,6 +73,8 @@ class MarkovSource:
     stay: float = 0.95
     eos: float = 0.005
     k_max: int = 16
+    weights: tuple[float, ...] = ()
+    """chances of the regimes where one is drawn; empty: all the same"""
     start: dict[str, int] = field(default_factory=dict)
     """category -> regime that its requests start in; others start anywhere"""
 
@@ -80,6 +82,8 @@ class MarkovSource:
         chances = [self.stay, self.eos, *(p for r in self.regimes for p in (r.alpha, r.ngram, r.hit))]
         if not self.regimes or not all(0 <= p <= 1 for p in chances) or min(r.entropy for r in self.regimes) <= 0:
             raise ValueError("a Markov source needs regimes with probabilities within 0..1 and entropies above 0")
+        if self.weights and (len(self.weights) != len(self.regimes) or min(self.weights) < 0 or sum(self.weights) <= 0):
+            raise ValueError("the weights of a Markov source are one per regime, 0 or more, and not all 0")
 
     @property
     def header(self) -> Header:
@@ -90,13 +94,14 @@ class MarkovSource:
         """Columns [T] of one request, which depend on its seed, category and budget alone."""
         rng = np.random.default_rng([request.seed, 0xA55C])
         most = request.max_new_tokens
-        first = self.start.get(request.category, int(rng.integers(len(self.regimes))))
+        drawn = int(self._pick(rng.random())) if self.weights else int(rng.integers(len(self.regimes)))
+        first = self.start.get(request.category, drawn)
         # drawn block by block, so a text is a prefix of that with a larger budget
         blocks = [_draws(rng) for _ in range(-(-most // DRAWS))]
         uniform = np.concatenate([b[0] for b in blocks], axis=1)
         gamma, blur = (np.concatenate([b[i] for b in blocks]) for i in (1, 2))
         kept, ends = uniform[3] < self.stay, uniform[4] < self.eos
-        fresh = (uniform[5] * len(self.regimes)).astype(np.int64)
+        fresh = self._pick(uniform[5]) if self.weights else (uniform[5] * len(self.regimes)).astype(np.int64)
         tokens = (uniform[6] * VOCABULARY).astype(np.int64)
         kept[0], fresh[0] = False, first
         regime = fresh[np.maximum.accumulate(np.where(kept, 0, np.arange(len(kept))))]
@@ -123,6 +128,11 @@ class MarkovSource:
             "avail/ngram": np.where(hits, available, 0).astype(np.int8),
         }
 
+    def _pick(self, uniform: float | NDArray[np.float64]) -> NDArray[np.int64]:
+        """The regimes that uniform numbers choose by the weights."""
+        ends = np.cumsum(self.weights)[:-1] / sum(self.weights)
+        return np.searchsorted(ends, uniform, side="right").astype(np.int64)
+
     def trace(self, requests: Sequence[Request]) -> Trace:
         """A trace of these requests, for the vectorised replay and the oracle."""
         fixed = [(r, "held-out" if i % 3 == 0 else "train", self.draw(r), 0) for i, r in enumerate(requests)]
@@ -139,10 +149,16 @@ MARKOV_COSTS = CostModel(
 
 
 def markov_requests(n: int = 64, *, max_new_tokens: int = 96, seed: int = 0) -> list[Request]:
-    """Requests m0, m1, … that differ in their seed."""
+    """Requests m0, m1, … that differ in their seed; the prompt spells it, since it is all that there is to read."""
     seeds = np.random.default_rng(seed).integers(0, 2**31, n)
     sampling = {"mode": "greedy"}
-    return [Request((1, 2, 3), max_new_tokens, int(s), f"m{i}", sampling=sampling) for i, s in enumerate(seeds)]
+    spelt = [
+        (int(s) // VOCABULARY**2 % VOCABULARY, int(s) // VOCABULARY % VOCABULARY, int(s) % VOCABULARY) for s in seeds
+    ]
+    return [
+        Request(p, max_new_tokens, int(s), f"m{i}", sampling=sampling)
+        for i, (p, s) in enumerate(zip(spelt, seeds, strict=True))
+    ]
 
 
 class MarkovBackend(PositionBackend):

@@ -31,6 +31,7 @@ ROW_KEYS: tuple[str, ...] = (
     "time_source",
     "oracle_fraction",
     "action",
+    "leaked_requests",
 )
 
 DEFINITIONS: dict[str, str] = {
@@ -42,7 +43,7 @@ DEFINITIONS: dict[str, str] = {
     "same requests, interleaved in the same run",
     "speedup_ci95": "95 % interval of speedup: bootstrap over requests, paired (a prompt's requests at several "
     "temperatures are drawn together), percentiles of the logarithm widened for the small number of requests; "
-    "[null, null] for a single request; not adjusted for the number of policies",
+    "[null, null] for a single request; not adjusted for the number of policies, see comparisons",
     "acceptance_rate": "accepted / drafted, both summed first; accepted is the leading run after clipping at stop and "
     "budget, the bonus token is not counted, drafted counts verified tokens only; null when nothing was drafted",
     "waste_rate": "1 - acceptance_rate",
@@ -57,6 +58,8 @@ DEFINITIONS: dict[str, str] = {
     "0 is the static action tuned on train requests, 1 the hindsight optimum, below 0 is worse than tuning one action; "
     "null without a trace, without requests to tune on, or where the oracle gains nothing",
     "action": "what tuning chose for static:tuned, drafter:K or rollback; null for every other policy",
+    "leaked_requests": "evaluated requests from which the policy, or a draft, has learned: 0 unless --allow-leakage, "
+    "and what it is worth there says nothing about other prompts",
     "ladder": "rungs that need no policy, on the same requests, null without a trace: plain = no drafting; tuned = the "
     "action with the most tokens per second on train requests, played in all rounds; best_static_per_request = each "
     "request with its own best action, known in hindsight; oracle = the exact minimum of seconds over every schedule "
@@ -82,6 +85,17 @@ DEFINITIONS: dict[str, str] = {
     "details.wall_seconds": "wall clock of the episodes, prefill and observation included",
     "details.unexplained_share": "(wall - prefill - seconds) / wall for measured time: what no phase accounts for",
     "details.speedup_by_repeat": "speedup of each repeat alone: the spread between repeats",
+    "by_category, by_temperature": "the same rows for the requests of one category or temperature",
+    "comparisons.ratio": "tokens_per_second of the policy / the same of the reference ('against'); ci95 is its "
+    "interval, made like speedup_ci95",
+    "comparisons.p_value": "two-sided, of the ratio being 1, from the resamples of the interval: below 0.05 where the "
+    "95 % interval excludes 1; where the resamples end, of a t test with their standard error",
+    "comparisons.p_holm": "p_value adjusted by Holm's procedure for all policies compared with this reference (the "
+    "oracle is no contestant)",
+    "comparisons.verdict": "faster or slower where p_holm < 0.05, else open; unknown for fewer than two prompts",
+    "comparisons.detectable": "minimum detectable effect: the least true difference that this number of prompts shows "
+    "with odds of 80 % at the 5 % level, one comparison alone, (t_0.975 + t_0.8) standard errors of log ratio",
+    "comparisons.prompts_for_one_percent": "prompts after which a true difference of 1 % would be detectable",
 }
 
 
@@ -137,6 +151,7 @@ def make_row(
     measured: bool = True,
     ladder: Ladder | None = None,
     action: str | None = None,
+    leaked: int = 0,
 ) -> dict[str, Any]:
     """One row of the table, with exactly `ROW_KEYS`. `mine`, `base` and `ladder` cover the same requests, repeated."""
     total = pooled(mine)
@@ -166,6 +181,7 @@ def make_row(
         "time_source": "measured" if measured else "modelled",
         "oracle_fraction": ladder.fraction(total.seconds) if ladder is not None else None,
         "action": action,
+        "leaked_requests": leaked,
     }
     return {key: values[key] for key in ROW_KEYS}
 

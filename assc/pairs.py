@@ -151,6 +151,11 @@ def named_drafts(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def draft_data(given: Sequence[str]) -> dict[str, str]:
+    """The same for a manifest: "draft NAME" -> source."""
+    return {f"draft {name}": source for name, source in named_drafts(given).items()}
+
+
 def packaged_draft(name: str) -> Path:
     """The folder of a learned draft that comes with the package."""
     return Path(__file__).parent / "data" / "drafts" / name

@@ -19,6 +19,7 @@ from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
 from assc.groups import check_k_max
+from assc.manifest import finish_run, packaged_workload, start_run
 from assc.recorder import STARTS, KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
@@ -229,7 +230,7 @@ def record(config: Config) -> Path:
     Each shard is written whole or not at all, so a kill costs at most the shard under way.
     """
     from assc.loading import build_engine
-    from assc.pairs import load_pair
+    from assc.pairs import draft_data, load_pair
 
     _check(config)
     digest = content_hash(load_workload(config.workload))
@@ -253,6 +254,14 @@ def record(config: Config) -> Path:
         workload_hash=digest,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+    config.out.mkdir(parents=True, exist_ok=True)
+    data: dict[str, str | Path | None] = {
+        "workload": packaged_workload(config.workload),
+        "texts": config.texts,
+        "target": config.target,
+        **draft_data(config.draft),
+    }
+    start_run(config.out, "record", config, seeds={"seed": config.seed}, data=data)
     texts = None if config.texts is None else Texts(config.texts, header)
     shards = list(plan(config, pair, engine.target.max_positions))
     parts: list[Trace] = []
@@ -273,6 +282,7 @@ def record(config: Config) -> Path:
     trace = concatenate(parts, str(config.out))
     trace.header = replace(trace.header, created=parts[0].header.created)
     write_trace(trace, config.out / "trace.npz")
+    finish_run(config.out, complete=True)
     return config.out / "trace.npz"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assc.comparisons import families
 from assc.core import Mode, Request, Totals
 from assc.files import write_json
 from assc.metrics import Run, make_details, make_row
@@ -70,6 +71,10 @@ class Evaluation:
     """rungs for the requests in their order, where there is a trace"""
     actions: Mapping[str, str] = field(default_factory=dict)
     """policy -> the action that tuning chose for it"""
+    against: str | None = None
+    """label of the policy with which the others are compared besides plain decoding"""
+    leaked: Mapping[str, int] = field(default_factory=dict)
+    """label -> evaluated requests from which it has learned beforehand"""
     kept: KeptRounds | None = None
     """whose rounds go into the file, None for nobody's"""
     policy_reports: list[dict[str, Any] | None] = field(default_factory=list)
@@ -79,32 +84,48 @@ class Evaluation:
     def labels(self) -> tuple[str, ...]:
         return unique_labels(self.names)
 
-    def _runs(self, policy: int | None, category: str | None = None) -> list[Run]:
-        """Runs of one policy (None: the baseline), of one category or of all."""
-        kept = [r for r in self.results if category is None or r.request.category == category]
-        return [r.baseline if policy is None else r.runs[policy] for r in kept]
+    @property
+    def plain_label(self) -> str:
+        """What the baseline is called: its label, or its name where it ran unlisted."""
+        return "ar" if self.baseline is None else self.labels[self.baseline]
 
-    def rows(self, category: str | None = None) -> list[dict[str, Any]]:
-        """One row per policy in the order given, over all requests or those of one category."""
-        return [self._row(name, i, category) for i, name in enumerate(self.names)]
+    def _results(self, category: str | None, temperature: float | None = None) -> list[RequestResult]:
+        """Finished requests, of one category, of one temperature, or all."""
+        return [
+            r
+            for r in self.results
+            if (category is None or r.request.category == category)
+            and (temperature is None or r.request.temperature == temperature)
+        ]
 
-    def _row(self, name: str, policy: int | None, category: str | None = None) -> dict[str, Any]:
+    def runs_of(self, policy: int | None, category: str | None = None, temperature: float | None = None) -> list[Run]:
+        """Runs of one policy (None: the baseline), of one category, of one temperature, or all."""
+        return [r.baseline if policy is None else r.runs[policy] for r in self._results(category, temperature)]
+
+    def rows(self, category: str | None = None, temperature: float | None = None) -> list[dict[str, Any]]:
+        """One row per policy in the order given, over all requests or those of one category or temperature."""
+        return [self._row(name, i, category, temperature) for i, name in enumerate(self.names)]
+
+    def _row(
+        self, name: str, policy: int | None, category: str | None = None, temperature: float | None = None
+    ) -> dict[str, Any]:
         return make_row(
             name,
-            self._runs(policy, category),
-            self._runs(None, category),
+            self.runs_of(policy, category, temperature),
+            self.runs_of(None, category, temperature),
             seed=self.seed,
             is_baseline=policy == self.baseline or policy is None,
             measured=self.measured,
-            ladder=self._ladder(category),
-            action=self.actions.get(name),
+            ladder=self._ladder(category, temperature),
+            action=self.actions.get(name.partition("@")[0]),
+            leaked=0 if policy is None else self.leaked.get(self.labels[policy], 0),
         )
 
-    def _ladder(self, category: str | None = None) -> Ladder | None:
-        """The ladder of what was finished, of one category or of all."""
+    def _ladder(self, category: str | None = None, temperature: float | None = None) -> Ladder | None:
+        """The ladder of what was finished, of one category, of one temperature, or of all."""
         if self.ladder is None:
             return None
-        kept = [r.index for r in self.results if category is None or r.request.category == category]
+        kept = [r.index for r in self._results(category, temperature)]
         return self.ladder.at(kept) if kept else None
 
     def rungs(self) -> dict[str, Any] | None:
@@ -116,19 +137,27 @@ class Evaluation:
     def categories(self) -> tuple[str, ...]:
         return tuple(sorted({r.request.category for r in self.results}))
 
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        return tuple(sorted({r.request.temperature for r in self.results}))
+
     def by_category(self) -> dict[str, list[dict[str, Any]]]:
         return {category: self.rows(category) for category in self.categories}
+
+    def by_temperature(self) -> dict[str, list[dict[str, Any]]]:
+        """Temperature as text, as JSON needs it -> rows."""
+        return {f"{t:g}": self.rows(temperature=t) for t in self.temperatures}
 
     def baseline_row(self) -> dict[str, Any]:
         """The row of plain decoding, listed or not."""
         return self._row("ar", None)
 
-    def details(self, category: str | None = None) -> list[dict[str, Any]]:
+    def details(self, category: str | None = None, temperature: float | None = None) -> list[dict[str, Any]]:
         """Further numbers per policy in the order given, defined in `DEFINITIONS`."""
-        base = self._runs(None, category)
+        base = self.runs_of(None, category, temperature)
         rows: list[dict[str, Any]] = []
         for i, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
-            numbers = make_details(self._runs(i, category), base, measured=self.measured)
+            numbers = make_details(self.runs_of(i, category, temperature), base, measured=self.measured)
             rows.append({"policy": name, "label": label, **numbers})
         return rows
 
@@ -203,6 +232,8 @@ class Evaluation:
             "ladder": self.rungs(),
             "complete": self.complete,
             "by_category": self.by_category(),
+            "by_temperature": self.by_temperature(),
+            "comparisons": [family.to_json() for family in families(self)],
             "baseline": self.baseline_row(),
             "details": [{**d, "requests": self._requests(i)} for i, d in enumerate(self.details())],
             "health": self.health(),

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from assc.breakdown import GROUP_NOTE, family_note, family_table, group_table
+from assc.comparisons import families
 from assc.drafters.memory import DrafterMemory
 from assc.metrics import DEFINITIONS
 from assc.monitor import health_line
@@ -75,8 +77,9 @@ def cells(row: Mapping[str, Any], detail: Mapping[str, Any] | None = None, *, fr
     """One row as text, in the order of `headers`."""
     low, high = row["speedup_ci95"]
     action = "" if row["action"] is None else f" ({row['action']})"
+    leaked = f" [LEAKED {row['leaked_requests']}]" if row["leaked_requests"] else ""
     return [
-        f"{row['policy']}{action}",
+        f"{row['policy']}{action}{leaked}",
         _number(row["tokens_per_second"], 1),
         _number(row["speedup"], 3, "x"),
         "n/a" if low is None or high is None else f"{low:.3f} to {high:.3f}",
@@ -121,6 +124,9 @@ def notes(evaluation: Evaluation) -> list[str]:
     found: list[str] = []
     if evaluation.baseline is None:
         found.append(f"plain decoding: {_number(evaluation.baseline_row()['tokens_per_second'], 1)} tokens per second")
+    if any(row["leaked_requests"] for row in evaluation.rows()):
+        found.append("LEAKED: that many of the requests were trained or tuned on, so these rows hold for no others")
+    found += evaluation.meta.get("notes", [])
     machines = _machines(evaluation.meta)
     if machines is not None:
         found.append(machines)
@@ -146,19 +152,40 @@ def notes(evaluation: Evaluation) -> list[str]:
         found.append(f"INCOMPLETE: {len(evaluation.results)} of {total} requests were finished")
     for detail in evaluation.details():
         gap = detail["phase_gap"]
-        if gap is not None and gap > 0.05:
+        if gap is not None and gap > GAP:
             found.append(f"{detail['label']}: the phase times miss the total by {100 * gap:.1f} %")
+    found += _wall(evaluation)
     return found
+
+
+GAP = 0.05
+"""share of the time that no phase may leave unexplained without a warning"""
+
+
+def _wall(evaluation: Evaluation) -> list[str]:
+    """Do the phases and the prefill make up the wall clock? For measured time only."""
+    open_shares = {d["label"]: d["unexplained_share"] for d in evaluation.details()}
+    shares = {label: share for label, share in open_shares.items() if share is not None}
+    if not shares:
+        return []
+    low, high = (100 * (1 - end(shares.values())) for end in (max, min))
+    found = [f"time check: prefill and phases make up {low:.1f} to {high:.1f} % of each policy's wall time"]
+    return found + [
+        f"WARNING, {label}: {100 * share:.1f} % of the wall time is in no phase, more than {100 * GAP:g} %"
+        for label, share in shares.items()
+        if abs(share) > GAP
+    ]
 
 
 def result_table(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]] | None = None) -> Table:
     """A rich table; `details` (in the order of `rows`) fill the column of phase times."""
     fraction = _has_fraction(rows)
     lines = [cells(row, details[i] if details else None, fraction=fraction) for i, row in enumerate(rows)]
-    return _table(headers(fraction), lines)
+    return text_table(headers(fraction), lines)
 
 
-def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+def text_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A rich table, the first column to the left."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, header in enumerate(columns):
         table.add_column(header, justify="right" if i else "left", no_wrap=i > 0)
@@ -195,10 +222,9 @@ def print_evaluation(
     """
     console = console_for(file)
     console.print(result_table(evaluation.rows(), evaluation.details()))
-    rungs = evaluation.rungs()
-    if rungs is not None:
-        console.print(_table(*_rungs(rungs)))
-    for line in (conditions(evaluation.meta), *notes(evaluation)):
+    for columns, lines in further_tables(evaluation):
+        console.print(text_table(columns, lines))
+    for line in all_notes(evaluation):
         console.print(Text(line))
     if health:
         for report in evaluation.health():
@@ -207,6 +233,24 @@ def print_evaluation(
         for category, rows in evaluation.by_category().items():
             console.print(Text(f"\n{category or '(no category)'}"))
             console.print(result_table(rows, evaluation.details(category)))
+        for t in evaluation.temperatures if len(evaluation.temperatures) > 1 else ():
+            console.print(Text(f"\ntemperature {t:g}"))
+            console.print(result_table(evaluation.rows(temperature=t), evaluation.details(temperature=t)))
+
+
+def further_tables(evaluation: Evaluation) -> list[tuple[list[str], list[list[str]]]]:
+    """Columns and lines of the ladder, the comparisons and the groups, as far as there are any."""
+    rungs, groups = evaluation.rungs(), group_table(evaluation)
+    compared = [family_table(family) for family in families(evaluation) if family.lines]
+    return [*([] if rungs is None else [_rungs(rungs)]), *compared, *([] if groups is None else [groups])]
+
+
+def all_notes(evaluation: Evaluation) -> list[str]:
+    """Conditions and everything else that a reader must know beside the tables."""
+    compared = [family for family in families(evaluation) if family.lines]
+    found = [conditions(evaluation.meta), *notes(evaluation)]
+    found += [family_note(compared)] if compared else []
+    return found + ([GROUP_NOTE] if group_table(evaluation) is not None else [])
 
 
 def print_definitions(file: IO[str] | None = None) -> None:
@@ -216,21 +260,18 @@ def print_definitions(file: IO[str] | None = None) -> None:
         console.print(Text.assemble((name, "bold"), f": {meaning}"))
 
 
-def to_markdown(
-    rows: Sequence[Mapping[str, Any]],
-    details: Sequence[Mapping[str, Any]] | None = None,
-    rungs: Mapping[str, Any] | None = None,
-) -> str:
-    """The same table in Markdown, and the ladder where there is one."""
+def to_markdown(evaluation: Evaluation) -> str:
+    """The same tables and notes in Markdown."""
+    rows, details = evaluation.rows(), evaluation.details()
     fraction = _has_fraction(rows)
-    lines = [cells(row, details[i] if details else None, fraction=fraction) for i, row in enumerate(rows)]
-    tables = [_markdown(headers(fraction), lines)]
-    if rungs is not None:
-        tables.append(_markdown(*_rungs(rungs)))
-    return "\n".join(tables)
+    lines = [cells(row, detail, fraction=fraction) for row, detail in zip(rows, details, strict=True)]
+    tables = [markdown_table(headers(fraction), lines)]
+    tables += [markdown_table(*table) for table in further_tables(evaluation)]
+    return "\n".join([*tables, "".join(f"- {note}\n" for note in all_notes(evaluation))])
 
 
-def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, the first column to the left."""
     head = ["| " + " | ".join(columns) + " |", "|" + "---|" + "---:|" * (len(columns) - 1)]
     body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     return "\n".join([*head, *body]) + "\n"

@@ -2,7 +2,8 @@
 
 `meta.json` holds `format`, `kind` ("ppo", "dqn", "a2c", "recurrent_ppo", or the spec of a registered policy such as
 "bandit:ucb"), `features_version`, `history`, `fields`, `actions`, `versions` and whatever the trainer adds (`mode`,
-`pair`, `training`). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
+`pair`, `training`, and `trained_on`: ids and content hashes of the prompts, by which eval.py keeps them out of
+results). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from assc.actions import ActionTable
 from assc.core import Policy
 from assc.errors import ArtefactError, AsscError
+from assc.leakage import TrainedOn
 from assc.observe import FEATURES_VERSION, HISTORY, Featurizer
 from assc.registry import make_policy, register_artefact_loader
 from assc.step_features import STEP_FEATURES_VERSION, Opening, StepFeaturizer
@@ -177,8 +179,21 @@ def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, s
         policy = built
     policy.spec = artefact.path
     policy.saved_table = artefact.table
+    policy.trained_on = _trained_on(artefact)
+    mode, c = artefact.meta.get("mode"), artefact.meta.get("c")
+    policy.trained_mode = mode if isinstance(mode, str) else None
+    policy.trained_c = float(c) if isinstance(c, int | float) else None
     policy.mark_initial()
     return policy
+
+
+def _trained_on(artefact: Artefact) -> TrainedOn | None:
+    if "trained_on" not in artefact.meta:
+        return None
+    try:
+        return TrainedOn.from_json(artefact.meta["trained_on"])
+    except ValueError as error:
+        refuse(artefact.path, f"has an unreadable list of training prompts ({error})")
 
 
 def package_versions(*names: str) -> dict[str, str]:

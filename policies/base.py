@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.errors import ArtefactError, SpecError
+from assc.leakage import TrainedOn
 
 
 def check_playable(needed: ActionTable, table: ActionTable, owner: str) -> None:
@@ -67,6 +68,12 @@ class BasePolicy:
     """the drafter to use; None: the table's first"""
     saved_table: ActionTable | None = None
     """actions of the artefact this policy was loaded from"""
+    trained_on: TrainedOn | None = None
+    """prompts it has learned from, as its artefact says; None: from none, or nobody knows"""
+    trained_mode: str | None = None
+    """mode in which it learned"""
+    trained_c: float | None = None
+    """cost ratio at which it learned"""
     _initial: dict[str, Any]
     _first: str | None
 

@@ -109,6 +109,7 @@ class Guard(BasePolicy):
         self.inner, self.needs = inner, inner.needs
         if (decide := step_decider(inner)) is not None:
             self.decide = decide
+        self.trained_on, self.trained_mode, self.trained_c = inner.trained_on, inner.trained_mode, inner.trained_c
         self.low, self.rounds, self.loss = low, rounds, loss
         self.span, self.longest, self.probe, self.probes = span, longest, probe, probes
         self.share, self.speed, self.settle = share, speed, settle

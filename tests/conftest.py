@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from assc.device import usable_cores
 from assc.errors import PairError
+from assc.hardware import usable_cores
 from assc.pairs import LoadedPair, load_pair
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS") or min(2, usable_cores()))

@@ -90,6 +90,9 @@ def run(command: str) -> int:
         if replay:
             write_small_trace()
         arguments = shrink(words[2:], SMALL["replay" if replay else "eval"])
+        if "--preset" in words and not replay:
+            write_small_trace()
+            arguments += ["--traces", "trace.npz"]
         kept = [w for w in arguments if not w.endswith(".zip")]
         return eval_script.main(without_models(kept))
     if words[:2] == ["python", "train_policy.py"]:
@@ -111,6 +114,11 @@ def run(command: str) -> int:
     if words[:4] == ["python", "-m", "assc", "calibrate"]:
         assert module_main.main(words[3:]) in (0, 1), "1: a check on a busy machine need not pass"
         return 0
+    if words[:4] == ["python", "-m", "assc", "rerun"]:
+        write_small_trace()
+        small = "--backend replay --traces trace.npz --cost costs.json --policies ar assc --run-dir"
+        assert eval_script.main([*small.split(), words[4]]) == 0
+        return module_main.main(words[3:])
     if words[:3] == ["python", "-m", "assc"]:
         return module_main.main(words[3:])
     raise AssertionError(f"no test runs the documented command {command!r}")

@@ -104,7 +104,8 @@ def test_rows_ladder_and_provenance(
     expected = {"backend": "replay", "time_source": "modelled", "pair": "markov", "device": "none", "dtype": "none"}
     expected |= {"threads": 0, "mode": "greedy", "workload": None, "seed": 0, "requests": 12, "warmup": 0}
     assert expected.items() <= meta.items() and meta["c"] == pytest.approx(MARKOV_COSTS.cost_ratio("model"))
-    assert meta["static_tuned"] == {"action": action, "split": "train", "requests": 24}
+    assert {"action": action, "split": "train", "requests": 24}.items() <= meta["static_tuned"].items()
+    assert len(meta["static_tuned"]["tuned_on"]["prompts"]) == 24
     assert meta["trace"]["name"].endswith("trace.npz") and len(meta["trace"]["sha256"]) == 64
     assert meta["cost_file"]["name"].endswith("costs.json") and meta["cost_file"]["date"] == "today"
     assert meta["cost_model"]["label"] == MARKOV_COSTS.label and "numpy" in meta["versions"]
@@ -352,7 +353,7 @@ def test_costs_that_allow_no_oracle_are_refused(
     [
         (["--policies", "ar", "oracle"], "the oracle needs a recorded trace"),
         (["--traces", "x.npz"], "--traces makes no sense with --backend live: it is for --backend replay"),
-        (["--cost", "x.json"], "--cost makes no sense with --backend live"),
+        (["--cost", "x.json"], "there is no cost model at x.json"),
         (["--temperatures", "0"], "--temperatures makes no sense with --backend live"),
         (["--approximate"], "--approximate makes no sense with --backend live"),
         (["--policies", "static:tuned", "--split", "all"], "but --split all evaluates them"),

@@ -537,6 +537,8 @@ def test_results_that_do_not_belong_together(
         ("cost_model", {"target_fixed": 1}, "cost model differs"),
         ("trace", {"sha256": "0" * 64}, "trace differs"),
         ("max_new_tokens", 7, "budget of tokens differs"),
+        ("k_max", 3, "largest K of the action table differs"),
+        ("drafters", ["model"], "set of drafters differs"),
         ("pair", "other", "pair differs"),
     ):
         other = save({**data, "meta": {**data["meta"], key: value}}, "two.json")

@@ -40,8 +40,10 @@ from assc.drafters.net import HiddenNet, NetShape, shared_weights
 from assc.errors import AsscError
 from assc.files import versions, write_json
 from assc.kv import ModelRunner
+from assc.leakage import TrainedOn
+from assc.manifest import finish_run, packaged_workload, start_run
 from assc.pairs import LoadedPair, load_pair
-from assc.workloads import content_hash, draft_prompts
+from assc.workloads import content_hash, draft_prompts, load_workload, make_requests
 
 DEV_EVERY = 24
 """one text of this many is kept for the dev measurements"""
@@ -118,6 +120,9 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
     config = _with_data(config)
     chosen = outer_layers(len(layer_stack(pair.target)), config.layers) if config.design == "layers" else []
     _claim(config)
+    data: dict[str, str | Path | None] = {"workload": packaged_workload(config.workload), "data": config.data}
+    data |= {f"text {i + 1}": path for i, path in enumerate(config.text)}
+    start_run(config.out, "distill", config, seeds={"seed": config.seed}, data=data)
     runner = ModelRunner(pair.target)
     store = ShardStore((config.data or config.out) / "data")
     shards, source = _texts(pair, runner, config, store, report)
@@ -158,9 +163,11 @@ def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda 
             "head_coverage": float(torch.cat([e.mass[e.text.prompt_length - 1 :] for e in examples]).mean()),
         },
         "training": {**asdict(plan), "dev": found},
+        "trained_on": _trained_on(pair, config).to_json(),
         "versions": versions(),
     }
     student.save(config.out / "draft", notes)
+    finish_run(config.out, complete=True)
     return found
 
 
@@ -257,6 +264,15 @@ def _texts(
     prompts = draft_prompts(config.workload)
     plan = DataPlan(prompts, rows=config.rows, max_new_tokens=config.max_new_tokens, seed=config.seed)
     return write_data(pair, runner, plan, store, config.tokens, report), _source(config)
+
+
+def _trained_on(pair: LoadedPair, config: DistillConfig) -> TrainedOn:
+    """The prompts of the workload that the texts answer; none for plain text."""
+    if config.text:
+        return TrainedOn()
+    prompts = draft_prompts(config.workload)
+    requests = make_requests(prompts, pair.encode, max_new_tokens=1, seed=0)
+    return TrainedOn.of(requests, content_hash(load_workload(config.workload)))
 
 
 def _source(config: DistillConfig) -> str:

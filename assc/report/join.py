@@ -21,6 +21,8 @@ SHARED: Mapping[str, str] = {
     "workload_hash": "workload",
     "split": "split",
     "max_new_tokens": "budget of tokens",
+    "k_max": "largest K of the action table",
+    "drafters": "set of drafters",
 }
 """entries of `meta` that must agree, with their names for people"""
 

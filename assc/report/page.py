@@ -95,6 +95,7 @@ def row_cells(entry: Entry) -> list[str]:
         "rounds": f"{row['rounds']:.0f}",
         "time_source": row["time_source"] or "n/a",
         "action": row["action"] or "",
+        "leaked_requests": "n/a" if row["leaked_requests"] is None else f"{row['leaked_requests']:.0f}",
     }
     return [words[key] if key in words else percent(row[key]) for key in ROW_KEYS]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from assc.errors import RequestError
+from assc.leakage import TrainedOn, check_apart
+from assc.manifest import finish_run, start_run, words_of
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
 from policies.sb3_adapter import export_sb3
@@ -38,16 +40,19 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         config = replace(config, cost=run_dir / COSTS_FILE)
     if problem is None:
         problem = _problem(config)
+    check_apart(problem.train, problem.held_out, problem.workload_hash)
     if checkpoint is None:
         try:
             run_dir.mkdir(parents=True)
         except OSError as error:
             raise RequestError(f"the run directory {run_dir} cannot be made ({error.strerror})") from None
         write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
+        start_run(run_dir, "train", config, seeds={"seed": config.seed}, data=problem.data)
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
     with generators_kept():
         finished = learn(config, problem, run_dir, checkpoint)
+    finish_run(run_dir, complete=finished, words=words_of(config, ("resume",)))
     if not finished:
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
@@ -177,7 +182,9 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
 def _save(config: TrainConfig, problem: Problem, run: Sb3Run | OnlineRun, run_dir: Path) -> Path:
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
+        "c": problem.backend.cost_ratio,
         "pair": problem.description.get("pair") or config.pair,
+        "trained_on": TrainedOn.of(problem.train, problem.workload_hash).to_json(),
         "training": {"rounds": run.steps, "updates": run.updates, **config.to_json()},
     }
     path = run_dir / POLICY_FILE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from assc.core import Backend, Request
 from assc.costs import CostModel
 from assc.costs_io import read_costs
 from assc.files import write_json
+from assc.manifest import PACKAGED, packaged_workload
 from assc.observe import DEFAULT_FIELDS
 from assc.replay import ReplayBackend
-from assc.shipped import shipped_costs, shipped_trace
+from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
 from assc.trace import Trace
 from assc.trace_io import read_trace
-from assc.workloads import Prompt, load_workload, make_requests, select
+from assc.workloads import Prompt, content_hash, load_workload, make_requests, select
 from envs import DraftStepEnv, SpecDecodeEnv
 from envs.sources import fitting
 from envs.vector import ReplayVecEnv
@@ -41,6 +42,10 @@ class Problem:
     """a few train requests with that budget, on which the static K is tuned"""
     costs: CostModel | None = None
     description: dict[str, Any] = field(default_factory=dict)
+    workload_hash: str = ""
+    """of the whole workload, where it is known"""
+    data: Mapping[str, str | Path | None] = field(default_factory=dict)
+    """files that were read, for the manifest"""
     trace: Trace | None = None
     """where `train` is part of a trace, learners of stable-baselines3 play many of its requests at once"""
 
@@ -69,7 +74,7 @@ def write_costs(run_dir: Path, costs: CostModel) -> None:
 def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
     """Load the pair and the workload; fit the cost model unless the configuration names one."""
     from assc.live import LiveBackend
-    from assc.pairs import load_pair
+    from assc.pairs import draft_data, load_pair
 
     costs = read_costs(config.cost).model if config.cost is not None else None
     train, held_out = load_workload(config.workload, "train"), load_workload(config.workload, "held-out")
@@ -112,6 +117,13 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         tune=some(train, tune_requests),
         costs=backend.cost_model,
         description={**backend.describe(), "workload": config.workload, "time_source": config.time_source},
+        workload_hash=content_hash(load_workload(config.workload)),
+        data={
+            "workload": packaged_workload(config.workload),
+            "target": config.target,
+            **draft_data(config.draft),
+            "cost model": config.cost,
+        },
     )
 
 
@@ -127,5 +139,7 @@ def replay_problem(config: TrainConfig) -> Problem:
         held_out=trace.requests(trace.where(split="held-out")) if config.eval_requests != 0 else (),
         costs=costs,
         description={**backend.describe(), "workload": trace.header.workload, "time_source": "modelled"},
+        workload_hash=trace.header.workload_hash,
+        data={"trace": config.traces or PACKAGED + TRACE, "cost model": config.cost or PACKAGED + COSTS},
         trace=trace,
     )

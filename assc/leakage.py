@@ -1,0 +1,134 @@
+"""Which prompts something was trained or tuned on, and whether they are among those that are evaluated.
+
+A policy, a draft or a tuned action does better on prompts that it has learned from, so a result on them says nothing
+about others. What was learned from is kept as prompt ids with a hash of each prompt's content, in the artefact itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assc.core import Request
+from assc.errors import AsscError
+
+LEARNED_KINDS = frozenset({"hidden", "layers"})
+"""drafters that learned from the split `draft` of a workload"""
+
+
+class LeakageError(AsscError):
+    """Evaluated requests that were trained or tuned on."""
+
+
+def content_of(prompt_ids: Sequence[int]) -> str:
+    """16 hex digits of a prompt's token ids.
+
+    >>> content_of((1, 2, 3))
+    '8a6ae15122001229'
+    """
+    return hashlib.sha256(",".join(map(str, prompt_ids)).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """Prompts that something has learned from: id (the content hash where there is none) -> content hash."""
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    workload_hash: str = ""
+    """of the whole workload, where it is known: within one workload an id names one prompt"""
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], workload_hash: str | None = "") -> TrainedOn:
+        """Those of the requests; one prompt at several temperatures is one."""
+        hashes = [(r.id, content_of(r.prompt_ids)) for r in requests]
+        return cls({name or content: content for name, content in hashes}, workload_hash or "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"workload_hash": self.workload_hash, "prompts": dict(self.prompts)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> TrainedOn:
+        """ValueError for anything that `to_json` does not make."""
+        prompts = data.get("prompts") if isinstance(data, Mapping) else None
+        workload = data.get("workload_hash", "") if isinstance(data, Mapping) else None
+        texts = isinstance(prompts, Mapping) and all(isinstance(v, str) for v in (*prompts, *prompts.values()))
+        if not texts or not isinstance(workload, str):
+            raise ValueError("it does not list ids and content hashes of prompts")
+        return cls(dict(prompts or {}), workload)
+
+    def among(self, requests: Iterable[Request], workload_hash: str | None = "") -> list[Request]:
+        """The requests whose prompt is one of these: by content, or by id in the same workload.
+
+        The second finds prompts again that another tokenizer turned into other ids.
+        """
+        contents = set(self.prompts.values())
+        by_id = bool(self.workload_hash) and self.workload_hash == workload_hash
+        return [r for r in requests if content_of(r.prompt_ids) in contents or (by_id and r.id in self.prompts)]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Evaluated requests from which `what` has learned."""
+
+    label: str | None
+    """the policy, None for all of them (a draft)"""
+    what: str
+    requests: tuple[Request, ...]
+    evaluated: int
+
+    def __str__(self) -> str:
+        of = f"{len(self.requests)} of the {self.evaluated} evaluated requests"
+        return f"{self.what} on {of}, for example {self.requests[0].id or 'the first'!r}"
+
+
+def policy_leaks(
+    policies: Iterable[tuple[str, Any]],
+    requests: Sequence[Request],
+    workload_hash: str | None,
+    tuned: Mapping[str, TrainedOn] | None = None,
+) -> list[Leak]:
+    """Those of the policies (label and object): by what `policy.trained_on` says, and what `tuned` says of a label."""
+    found = []
+    for label, policy in policies:
+        known, how = getattr(policy, "trained_on", None), "was trained"
+        if known is None and tuned is not None:
+            known, how = tuned.get(label.partition("@")[0]), "was tuned"
+        if known is not None and (mine := known.among(requests, workload_hash)):
+            found.append(Leak(label, f"{label} {how}", tuple(mine), len(requests)))
+    return found
+
+
+def draft_leaks(requests: Sequence[Request], in_draft_split: Sequence[bool], kinds: Mapping[str, str]) -> list[Leak]:
+    """A learned drafter (`kinds`: name -> kind) and requests of the split from which drafts learn."""
+    learned = [name for name, kind in kinds.items() if kind in LEARNED_KINDS]
+    mine = [r for r, theirs in zip(requests, in_draft_split, strict=True) if theirs]
+    return [Leak(None, f"the draft {learned[0]!r} was trained", tuple(mine), len(requests))] if learned and mine else []
+
+
+def check_leaks(leaks: Sequence[Leak], *, allowed: bool) -> None:
+    """`LeakageError` with the first leak, unless they are `allowed`."""
+    if leaks and not allowed:
+        more = f" (and {len(leaks) - 1} more such overlaps)" if len(leaks) > 1 else ""
+        raise LeakageError(f"{leaks[0]}{more}; evaluate other requests, or mark the rows with --allow-leakage")
+
+
+def leaked_counts(leaks: Sequence[Leak], labels: Sequence[str]) -> dict[str, int]:
+    """label -> number of evaluated requests that it, or a draft, has learned from."""
+    counts = {}
+    for label in labels:
+        ids = {id(r) for leak in leaks if leak.label in (None, label) for r in leak.requests}
+        if ids:
+            counts[label] = len(ids)
+    return counts
+
+
+def check_apart(train: Iterable[Request], held_out: Sequence[Request], workload_hash: str | None = "") -> None:
+    """`LeakageError` where requests to evaluate are also among those to train on."""
+    both = TrainedOn.of(train, workload_hash).among(held_out, workload_hash)
+    if both:
+        raise LeakageError(
+            f"{len(both)} of the {len(held_out)} held-out requests are also in the train split, for example "
+            f"{both[0].id!r}; give each prompt one split, or skip the comparison with --eval-requests 0"
+        )
