@@ -106,6 +106,9 @@ class RoundRecord:
     target_top1: float | None = None
     reasons: tuple[str, ...] = ()
     """notes of the policy about this decision (for example which fallback fired)"""
+    accept_chances: tuple[float, ...] = ()
+    """the policy's chances that draft positions 1, 2, … are accepted, each given that those before it were; empty
+    where it predicts none"""
 
     @property
     def planned(self) -> int:

@@ -104,7 +104,8 @@ class Config:
     json: Path | None = None
     """write all results to this file"""
     rounds: int = 0
-    """with --json: store the rounds and tokens of the first N requests too, for `python -m assc report`"""
+    """with --json: store the rounds and tokens of N requests too, of as many categories as there are, for
+    `python -m assc report`"""
     markdown: Path | None = None
     """write the table to this Markdown file"""
     tensorboard: Path | None = None

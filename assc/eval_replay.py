@@ -16,6 +16,7 @@ from assc.oracle_policy import OraclePolicy
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.shipped import shipped_cost_file, shipped_trace
+from assc.token_texts import text_of_trace
 from assc.trace import Trace
 from assc.trace_io import fingerprint, read_trace
 from assc.trace_rules import balanced_rows
@@ -122,4 +123,5 @@ def replay_job(config: Config) -> Job:
         return known
 
     listed_now = complete(listed, makers)
-    return Job(backend, requests, listed_now, options.warmup, meta, actions, rungs, entropies=entropies)
+    texts = text_of_trace(trace.header) if config.rounds or config.tensorboard is not None else None
+    return Job(backend, requests, listed_now, options.warmup, meta, actions, rungs, texts, entropies)

@@ -128,6 +128,11 @@ def load_pair(
     return replace(loaded, learned={key: packaged_draft(folder) for key, folder in spec.learned.items()})
 
 
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a named pair's target, without its models. Raises `PairError`."""
+    return _tokenizer(_place(pair_spec(name).target))
+
+
 def packaged_draft(name: str) -> Path:
     """The folder of a learned draft that comes with the package."""
     return Path(__file__).parent / "data" / "drafts" / name

@@ -117,7 +117,7 @@ class Evaluation:
         base = self._runs(None, category)
         rows: list[dict[str, Any]] = []
         for i, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
-            numbers = make_details(self._runs(i, category), base, measured=self.measured)
+            numbers = make_details(self._runs(i, category), base, measured=self.measured, seed=self.seed)
             rows.append({"policy": name, "label": label, **numbers})
         return rows
 

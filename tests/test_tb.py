@@ -14,7 +14,8 @@ from assc.errors import AsscError
 from assc.evaluate import evaluate
 from assc.registry import make_policy
 from assc.results import Evaluation, EvaluationInterrupted
-from assc.tb import Curve, EvaluationWriter, directory_names, fresh_directory, scalars_of
+from assc.tb import Curve, directory_names, fresh_directory, scalars_of
+from assc.tb_eval import EvaluationWriter
 
 TAGS = {
     "tokens_per_gpu_second",
