@@ -86,12 +86,13 @@ def open_writer(directory: Path, resumed_at: int | None = None) -> Any:
 class Curve:
     """One TensorBoard run. The steps of a tag only grow; every call is flushed, so a killed process loses nothing."""
 
-    def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
+    def __init__(self, directory: Path, *, resumed_at: int | None = None, writer: Any = None) -> None:
+        """Write to `directory`, through `writer` if there is one already: a run is best read from one file."""
         self.directory = directory
         self._before = -1 if resumed_at is None else resumed_at
         self._last: dict[str, int] = {}
         self._closing: Any = None
-        self._writer = open_writer(directory, resumed_at)
+        self._writer = writer if writer is not None else open_writer(directory, resumed_at)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Write scalars at `step`; ValueError if it is not above a tag's last one."""

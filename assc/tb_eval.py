@@ -16,18 +16,21 @@ from assc.rounds_json import EntropiesOf, TextOf, known_entropy
 from assc.stats import speedup, speedup_interval
 from assc.tables import to_markdown
 from assc.tb import Curve, Setting, directory_names, fresh_directory, scalars_of
-from assc.tb_layout import AGAINST, INTERVAL, OVER_REQUESTS, OVER_TOKENS, REQUEST, ROUNDS, evaluation_layout
+from assc.tb_layout import AGAINST, INTERVAL, OVER_REQUESTS, OVER_TOKENS, PICTURES, REQUEST, ROUNDS, evaluation_layout
 from assc.tb_text import sample
 
 COMPARISON = "comparison"
 """run that holds what is about all policies: table, pictures, arrangement of the custom scalars"""
-HPARAM_METRICS = tuple(
-    OVER_REQUESTS + name for name in ("speedup", "tokens_per_gpu_second", "acceptance_rate", "mean_k")
-)
+METRICS = ("speedup", "tokens_per_gpu_second", "acceptance_rate", "mean_k")
+"""columns of the table HParams, beside the settings"""
 SAMPLES = 3
 """requests whose text is shown"""
 GROWTH = 1.5
 """intervals and histograms are written at request 1, 2, 3, … and then whenever their number has grown this much"""
+
+
+FEWEST = 6
+"""prompts before the first interval: of fewer it is so wide that it hides all others"""
 
 
 def due(step: int) -> bool:
@@ -131,14 +134,24 @@ class EvaluationWriter:
             if result.repeat == 0 and result.index in self._samples:
                 policy.curve.text(_name(result), sample(run.episode.rounds, self._text))
         if due(self._step):
-            self._judge()
+            self._histograms()
+            self._intervals(FEWEST)
 
-    def _judge(self) -> None:
-        """Intervals and histograms of all policies at the present step, once."""
-        if self._judged_at == self._step:
+    def _histograms(self) -> None:
+        """K and accepted length of the rounds since the last histogram."""
+        for policy in self._policies:
+            if policy.fresh:
+                accepted = [r.accepted for r in policy.fresh if r.drafted]
+                policy.curve.histogram(ROUNDS + "k", [r.planned for r in policy.fresh], self._step)
+                policy.curve.histogram(ROUNDS + "accepted_length", accepted, self._step)
+                policy.fresh.clear()
+
+    def _intervals(self, fewest: int) -> None:
+        """Speed-up and ratio to ASSC with their intervals, unless they are written or of fewer prompts."""
+        base = columns(per_request(self._plain))
+        if self._judged_at == self._step or len(base[0]) < fewest:
             return
         self._judged_at = self._step
-        base = columns(per_request(self._plain))
         heuristic = None if self._heuristic is None else columns(per_request(self._policies[self._heuristic].runs))
         for policy in self._policies:
             mine = columns(per_request(policy.runs))
@@ -150,16 +163,13 @@ class EvaluationWriter:
                 if low is not None and high is not None:
                     values |= {group + name: ratio, group + "low": low, group + "high": high}
             policy.curve.log(values, self._step)
-            policy.curve.histogram(ROUNDS + "k", [r.planned for r in policy.fresh], self._step)
-            accepted = [r.accepted for r in policy.fresh if r.drafted]
-            policy.curve.histogram(ROUNDS + "accepted_length", accepted, self._step)
-            policy.fresh.clear()
 
     def finish(self, evaluation: Evaluation) -> str | None:
         """Write what is known at the end: last intervals, the table, pictures. A sentence where those are missing."""
         if not evaluation.results:
             return None
-        self._judge()
+        self._histograms()
+        self._intervals(1)
         comparison = self._curves[-1]
         table = to_markdown(evaluation.rows(), evaluation.details(), evaluation.rungs())
         comparison.text("table", table)
@@ -170,7 +180,7 @@ class EvaluationWriter:
                 raise
             return 'no pictures in TensorBoard: matplotlib is not installed (pip install "assc[report]")'
         for name, figure in pictures_of(evaluation):
-            comparison.figure(name, figure)
+            comparison.figure(PICTURES + name, figure)
         return None
 
     def close(self) -> None:

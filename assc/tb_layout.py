@@ -10,14 +10,17 @@ OVER_TOKENS = "over_tokens/"
 """the same over committed tokens: in lossless modes all policies are at the same place of the same text"""
 REQUEST = "request/"
 """each request alone"""
-INTERVAL = "interval/"
+INTERVAL = "speedup_interval/"
 """speed-up over plain decoding with the ends of its interval"""
 AGAINST = "vs_assc/"
 """tokens per second over those of the ASSC heuristic, with the ends of the interval"""
 ROUNDS = "rounds/"
 """histograms"""
+PICTURES = "pictures/"
 PROGRESS = "eval/"
 """the policy in training and its baselines on the same requests"""
+HELD_OUT = "held_out/"
+"""the comparison after training: one point per policy"""
 
 Layout = dict[str, dict[str, list[object]]]
 

@@ -18,7 +18,9 @@ LEGEND = (
 )
 LONGEST = 160
 """tokens of a text that are shown"""
-_SPECIAL = str.maketrans({c: "\\" + c for c in "\\`*_{}[]()#+-.!|<>~"})
+_SPECIAL = str.maketrans(
+    {**{c: "\\" + c for c in "\\`*_{}[]()#+-.!|"}, "&": "&amp;", "<": "&lt;", ">": "&gt;", "\n": "⏎ "}
+)
 
 
 def sample(rounds: Sequence[RoundRecord], text_of: TextOf | None) -> str:
@@ -44,4 +46,4 @@ def sample(rounds: Sequence[RoundRecord], text_of: TextOf | None) -> str:
 def _shown(token: int, text_of: TextOf | None) -> str:
     if text_of is None:
         return f"{token} "
-    return text_of(token).translate(_SPECIAL).replace("\n", "⏎ ")
+    return text_of(token).translate(_SPECIAL)

@@ -19,6 +19,7 @@ from policies.sb3_adapter import export_sb3
 from policies.train_bandit import BanditRun
 from policies.train_config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
 from policies.train_log import TENSORBOARD_DIR, Interrupt, TrainingLog
+from policies.train_progress import draw_progress, log_held_out
 from policies.train_report import check_live, compare
 from policies.train_sb3 import Sb3Run, rollout_of
 from policies.train_setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
@@ -53,7 +54,8 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         return INTERRUPTED
     try:
         if config.eval_requests != 0:
-            compare(config, problem, run_dir, run_dir / POLICY_FILE)
+            evaluation = compare(config, problem, run_dir, run_dir / POLICY_FILE)
+            log_held_out(evaluation, config, run_dir, read_checkpoint(run_dir).steps)
             check_live(config, problem, run_dir, run_dir / POLICY_FILE)
     except KeyboardInterrupt:
         say("\nThe comparison was stopped; training is complete.")
@@ -136,8 +138,10 @@ def _learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Che
     vectorised = problem.trace is not None
     planned = planned_rounds(config, checkpoint, vectorised=vectorised)
     _say_plan(config, problem, planned, done, run_dir)
-    log = TrainingLog(run_dir, planned, resumed_at=done if checkpoint is not None else None, progress=config.progress)
+    resumed_at = done if checkpoint is not None else None
+    log = TrainingLog(run_dir, planned, name=config.curve_name, resumed_at=resumed_at, progress=config.progress)
     try:
+        draw_progress(config, problem, run_dir, log, resumed_at)
         run: Sb3Run | BanditRun
         if config.algo in SB3_ALGORITHMS:
             rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)

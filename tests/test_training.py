@@ -84,7 +84,8 @@ def config(tmp_path: Path, **options: Any) -> TrainConfig:
 
 
 def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(run_dir / "tb"))
+    (policy,) = [p for p in (run_dir / "tb").iterdir() if p.name not in ("ar", "static-4", "assc")]
+    events = EventAccumulator(str(policy))
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
