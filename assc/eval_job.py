@@ -118,5 +118,11 @@ def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
 
 
 def _finish(writer: EvaluationWriter | None, evaluation: Evaluation) -> None:
-    if writer is not None and (missing := writer.finish(evaluation)) is not None:
+    if writer is None:
+        return
+    try:
+        missing = writer.finish(evaluation)
+    except (Exception, KeyboardInterrupt) as error:  # the results are not written yet, and matter more than pictures
+        missing = f"TensorBoard lacks the table and pictures of the comparison ({error or type(error).__name__})"
+    if missing is not None:
         say(missing)
