@@ -118,6 +118,9 @@ class RoundRecord:
     """columns of each target forward where verification is chunked (`assc.groups`); empty: one, over drafted + 1"""
     loads: int = 0
     """unloaded drafts that had to be brought back for this round (their time is in `draft_seconds`)"""
+    accept_chances: tuple[float, ...] = ()
+    """the policy's chances that draft positions 1, 2, … are accepted, each given that those before it were; empty
+    where it predicts none"""
 
     @property
     def forwards(self) -> int:

@@ -144,7 +144,8 @@ class Config:
     json: Path | None = None
     """write all results to this file"""
     rounds: int = 0
-    """with --json or --run-dir: store the rounds and tokens of the first N requests too, for `python -m assc report`"""
+    """with --json or --run-dir: store the rounds and tokens of N requests too, of as many categories as there are, for
+    `python -m assc report`"""
     markdown: Path | None = None
     """write the tables to this Markdown file"""
     csv: Path | None = None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assc.cli import say
 from assc.core import Backend, Policy, Request
@@ -17,8 +17,11 @@ from assc.evaluate import evaluate
 from assc.leakage import Leak, TrainedOn, check_leaks, leaked_counts, policy_leaks
 from assc.oracle import Ladder
 from assc.registry import make_policy
-from assc.results import Evaluation, RequestResult, unique_labels
-from assc.rounds_json import EntropiesOf, KeptRounds, TextOf
+from assc.results import Evaluation, EvaluationInterrupted, unique_labels
+from assc.rounds_json import EntropiesOf, KeptRounds, TextOf, spread
+
+if TYPE_CHECKING:
+    from assc.tb_eval import EvaluationWriter
 
 ORACLE = "oracle"
 """the hindsight optimum of a trace"""
@@ -132,29 +135,68 @@ def play(config: Config, job: Job) -> Evaluation:
     """Compare the policies. Raises `EvaluationInterrupted` on Ctrl-C."""
     names = [spec for spec, _ in job.policies]
     with contextlib.ExitStack() as stack:
-        on_request: Callable[[RequestResult], None] | None = None
-        if config.tensorboard is not None:
-            from assc.tb import EvaluationWriter
-
-            writer = stack.enter_context(EvaluationWriter(config.tensorboard, unique_labels(names)))
-            on_request = writer.log
+        writer = None if config.tensorboard is None else stack.enter_context(_writer(config, job, config.tensorboard))
+        if writer is not None:
             say(f"writing curves to {writer.directory} (see them with: tensorboard --logdir {config.tensorboard})")
         say(f"decoding {len(job.requests)} requests with {', '.join(names)} ...")
-        evaluation = evaluate(
-            job.backend,
-            job.requests,
-            job.policies,
-            seed=config.seed,
-            repeats=config.repeats,
-            warmup=job.warmup,
-            on_request=on_request,
-            meta=job.meta,
-            actions=job.actions,
-            ladder=job.ladder,
-            against=config.reference,
-            leaked=job.leaked,
-        )
+        try:
+            evaluation = evaluate(
+                job.backend,
+                job.requests,
+                job.policies,
+                seed=config.seed,
+                repeats=config.repeats,
+                warmup=job.warmup,
+                on_request=None if writer is None else writer.log,
+                meta=job.meta,
+                actions=job.actions,
+                ladder=job.ladder,
+                against=config.reference,
+                leaked=job.leaked,
+            )
+        except EvaluationInterrupted as stop:
+            _finish(writer, stop.evaluation)
+            raise
         held = getattr(job.backend, "memory", None)
         if held is not None:
             evaluation.meta["drafter_memory"] = [asdict(m) for m in held()]
+        _finish(writer, evaluation)
         return evaluation
+
+
+def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
+    """Curves of this job, with its conditions as the columns of the table "HParams"."""
+    from assc.tb_eval import SAMPLES, EvaluationWriter  # imports torch
+
+    names, backend = [spec for spec, _ in job.policies], job.backend
+    shared: dict[str, str | int | float | bool] = {
+        "backend": config.backend,
+        "pair": str(getattr(backend, "describe", dict)().get("pair")),
+        "mode": backend.mode,
+        "time": backend.time_source,
+        "c": backend.cost_ratio,
+        "requests": len(job.requests),
+        "seed": config.seed,
+    }
+    kinds = [{"kind": name.partition(":")[0], "action": job.actions.get(name, "")} for name in names]
+    return EvaluationWriter(
+        root,
+        unique_labels(names),
+        seed=config.seed,
+        settings=shared,
+        own=kinds,
+        samples=spread(job.requests, SAMPLES),
+        token_text=job.token_text,
+        entropies=job.entropies,
+    )
+
+
+def _finish(writer: EvaluationWriter | None, evaluation: Evaluation) -> None:
+    if writer is None:
+        return
+    try:
+        missing = writer.finish(evaluation)
+    except (Exception, KeyboardInterrupt) as error:  # the results are not written yet, and matter more than pictures
+        missing = f"TensorBoard lacks the table and pictures of the comparison ({error or type(error).__name__})"
+    if missing is not None:
+        say(missing)

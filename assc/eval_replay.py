@@ -18,6 +18,7 @@ from assc.oracle_policy import OraclePolicy
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_cost_file, shipped_trace
+from assc.token_texts import text_of_trace
 from assc.trace import Trace
 from assc.trace_io import fingerprint, read_trace
 from assc.trace_rules import balanced_rows
@@ -155,7 +156,8 @@ def replay_job(config: Config, costs: CostFile | None = None) -> Job:
         meta,
         actions,
         rungs,
-        entropies=entropies,
+        text_of_trace(trace.header) if config.rounds or config.tensorboard is not None else None,
+        entropies,
         leaked=leaked,
         data=data,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from assc.core import Episode, RoundRecord, Totals
 from assc.oracle import Ladder
+from assc.reliability import reliability
 from assc.stats import NO_INTERVAL, Interval, mean_of_ratios, speedup, speedup_interval
 
 ROW_KEYS: tuple[str, ...] = (
@@ -84,6 +85,9 @@ DEFINITIONS: dict[str, str] = {
     "details.phase_gap": "|draft + verify + policy + other - seconds| / seconds, should be under 0.05",
     "details.wall_seconds": "wall clock of the episodes, prefill and observation included",
     "details.unexplained_share": "(wall - prefill - seconds) / wall for measured time: what no phase accounts for",
+    "details.accept_reliability": "for policies that predict acceptance: per tenth of predicted chance the positions "
+    "judged, their mean prediction and the share accepted, with 95 % bootstrap intervals over prompts; brier = mean "
+    "squared error, brier_constant = that of always predicting the accepted share; null where nothing is predicted",
     "details.speedup_by_repeat": "speedup of each repeat alone: the spread between repeats",
     "by_category, by_temperature": "the same rows for the requests of one category or temperature",
     "comparisons.ratio": "tokens_per_second of the policy / the same of the reference ('against'); ci95 is its "
@@ -137,7 +141,8 @@ def per_request(runs: Sequence[Run]) -> list[Totals]:
     return list(sums.values())
 
 
-def _columns(totals: Sequence[Totals]) -> tuple[list[float], list[float]]:
+def columns(totals: Sequence[Totals]) -> tuple[list[float], list[float]]:
+    """Tokens and seconds, one entry per request, as `assc.stats` takes them."""
     return [float(t.tokens) for t in totals], [t.seconds for t in totals]
 
 
@@ -160,9 +165,9 @@ def make_row(
     if is_baseline and mine:
         ratio, interval = 1.0, (1.0, 1.0)
     elif mine:
-        columns = (*_columns(per_request(mine)), *_columns(per_request(base)))
+        both = (*columns(per_request(mine)), *columns(per_request(base)))
         # the same resamples for every row, so rows are comparable
-        ratio, interval = speedup(*columns), speedup_interval(*columns, rng=np.random.default_rng(seed))
+        ratio, interval = speedup(*both), speedup_interval(*both, rng=np.random.default_rng(seed))
     values = {
         "policy": name,
         "tokens": total.tokens,
@@ -205,7 +210,7 @@ def _by_repeat(mine: Sequence[Run], base: Sequence[Run]) -> list[float | None]:
     for repeat in sorted({s.repeat for s in mine}):
         ours = [s.totals for s in mine if s.repeat == repeat]
         plain = [s.totals for s in base if s.repeat == repeat]
-        ratios.append(speedup(*_columns(ours), *_columns(plain)))
+        ratios.append(speedup(*columns(ours), *columns(plain)))
     return ratios
 
 
@@ -213,7 +218,7 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool) -> dict[str, Any]:
+def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool, seed: int = 0) -> dict[str, Any]:
     """Further numbers of one policy, defined in `DEFINITIONS` under "details."."""
     total, requests = pooled(mine), per_request(mine)
     rounds = [r for s in mine for r in s.episode.rounds]
@@ -245,5 +250,8 @@ def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool) ->
         "wall_seconds": wall,
         "prefill_seconds": prefill,
         "unexplained_share": _share(wall - prefill - total.seconds, wall) if measured else None,
+        "accept_reliability": reliability(
+            [(s.episode.request.id or s.index, s.episode.rounds) for s in mine], seed=seed
+        ),
         "speedup_by_repeat": _by_repeat(mine, base),
     }

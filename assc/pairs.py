@@ -156,6 +156,11 @@ def draft_data(given: Sequence[str]) -> dict[str, str]:
     return {f"draft {name}": source for name, source in named_drafts(given).items()}
 
 
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a named pair's target, without its models. Raises `PairError`."""
+    return _tokenizer(_place(pair_spec(name).target))
+
+
 def packaged_draft(name: str) -> Path:
     """The folder of a learned draft that comes with the package."""
     return Path(__file__).parent / "data" / "drafts" / name

@@ -157,7 +157,7 @@ class Evaluation:
         base = self.runs_of(None, category, temperature)
         rows: list[dict[str, Any]] = []
         for i, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
-            numbers = make_details(self.runs_of(i, category, temperature), base, measured=self.measured)
+            numbers = make_details(self.runs_of(i, category, temperature), base, measured=self.measured, seed=self.seed)
             rows.append({"policy": name, "label": label, **numbers})
         return rows
 

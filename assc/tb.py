@@ -1,21 +1,22 @@
-"""TensorBoard: the same tags for every policy, one subdirectory each, so that their curves overlay."""
+"""TensorBoard: the same tags for every policy, one run each, so that their curves overlay ([docs/tensorboard.md])."""
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from assc.core import Totals
 from assc.errors import AsscError
-from assc.monitor import HealthMonitor
-from assc.results import RequestResult, unique_labels, watch
+from assc.results import unique_labels
 
-PER_REQUEST = "request/"
-"""prefix of the tags that show one request alone; without it a tag is cumulative over the requests so far"""
+Setting = str | int | float | bool
+"""value of a hyperparameter"""
 
 
 def scalars_of(totals: Totals, baseline: Totals | None = None) -> dict[str, float]:
@@ -29,6 +30,7 @@ def scalars_of(totals: Totals, baseline: Totals | None = None) -> dict[str, floa
         "acceptance_rate": totals.acceptance_rate,
         "waste_rate": totals.waste_rate,
         "mean_k": totals.mean_k,
+        "tokens_per_round": totals.tokens_per_round,
         "rollback_rate": totals.rollback_rate,
         "draft_time_share": totals.share("draft"),
         "policy_time_share": totals.share("policy"),
@@ -66,77 +68,85 @@ def fresh_directory(root: Path, names: Sequence[str]) -> Path:
     return directory
 
 
-HEALTH = "health/"
-"""prefix of what the health monitor says of the last rounds"""
+def open_writer(directory: Path, resumed_at: int | None = None) -> Any:
+    """A `SummaryWriter`; `resumed_at` hides what an earlier process wrote after that step.
+
+    Raises `AsscError` where no file can be written.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    if any(f".tfevents.{int(time.time())}." in path.name for path in directory.glob("events.out.*")):
+        time.sleep(1.0)  # files are read in the order of their names, which begin with the second
+    try:
+        return SummaryWriter(str(directory), purge_step=None if resumed_at is None else resumed_at + 1)
+    except OSError as error:
+        raise AsscError(f"cannot write TensorBoard files to {str(directory)!r}: {error.strerror}") from None
 
 
 class Curve:
-    """One run subdirectory. Steps may only grow; every `log` is flushed, so a killed process loses nothing."""
+    """One TensorBoard run. The steps of a tag only grow; every call is flushed, so a killed process loses nothing."""
 
-    def __init__(self, directory: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(self, directory: Path, *, resumed_at: int | None = None, writer: Any = None) -> None:
+        """Write to `directory`, through `writer` if there is one already: a run is best read from one file."""
         self.directory = directory
-        self._step = -1
-        try:
-            self._writer: Any = SummaryWriter(str(directory))
-        except OSError as error:
-            raise AsscError(f"cannot write TensorBoard files to {str(directory)!r}: {error.strerror}") from None
+        self._before = -1 if resumed_at is None else resumed_at
+        self._last: dict[str, int] = {}
+        self._closing: Any = None
+        self._writer = writer if writer is not None else open_writer(directory, resumed_at)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write scalars at `step`; ValueError if it is not above the one before."""
-        if step <= self._step:
-            raise ValueError(f"steps only grow: {step} after {self._step} in {self.directory}")
-        self._step = step
+        """Write scalars at `step`; ValueError if it is not above a tag's last one."""
+        for tag in values:
+            self._advance(tag, step)
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, step)
         self._writer.flush()
 
+    def histogram(self, tag: str, counts: Sequence[int], step: int) -> None:
+        """Distribution of whole numbers ≥ 0, one bucket each; nothing is written for none."""
+        if not counts:
+            return
+        self._advance(tag, step)
+        values = np.asarray(counts)
+        self._writer.add_histogram(tag, values, step, bins=np.arange(values.max() + 2) - 0.5)
+        self._writer.flush()
+
+    def text(self, tag: str, markdown: str, step: int = 0) -> None:
+        """Write a text in TensorBoard's Markdown (emphasis, tables, no colours)."""
+        self._advance(tag, step)
+        self._writer.add_text(tag, markdown, step)
+        self._writer.flush()
+
+    def figure(self, tag: str, drawn: Any, step: int = 0) -> None:
+        """Write a matplotlib figure as a picture."""
+        self._advance(tag, step)
+        self._writer.add_figure(tag, drawn, step, close=False)
+        self._writer.flush()
+
+    def layout(self, layout: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
+        """Write the arrangement of the page "Custom scalars": category -> chart -> [kind, tags]."""
+        self._writer.add_custom_scalars(layout)
+        self._writer.flush()
+
+    def settings(self, values: Mapping[str, Setting], metrics: Sequence[str]) -> None:
+        """This run's row in the table "HParams"; its `metrics` are the last values of these scalar tags."""
+        from torch.utils.tensorboard.summary import hparams
+
+        experiment, start, self._closing = hparams(dict(values), dict.fromkeys(metrics, 0.0))
+        files = self._writer._get_file_writer()  # add_hparams would make a run of its own
+        files.add_summary(experiment)
+        files.add_summary(start)
+        self._writer.flush()
+
+    def _advance(self, tag: str, step: int) -> None:
+        before = self._last.get(tag, self._before)
+        if step <= before:
+            raise ValueError(f"steps only grow: {tag} at {step} after {before} in {self.directory}")
+        self._last[tag] = step
+
     def close(self) -> None:
+        """Close the file; the row of settings is marked as ended."""
+        if self._closing is not None:
+            self._writer._get_file_writer().add_summary(self._closing)
+            self._closing = None
         self._writer.close()
-
-
-class EvaluationWriter:
-    """Curves of an evaluation over its requests: cumulative tags, and the same under `request/` for each alone.
-
-    Use it as a context manager and give `log` to `evaluate(on_request=…)`. `directory` says where it writes.
-    """
-
-    def __init__(self, root: Path, labels: Sequence[str]) -> None:
-        names = directory_names(labels)
-        self.directory = fresh_directory(root, names)
-        self._curves: list[Curve] = []
-        try:
-            for name in names:
-                self._curves.append(Curve(self.directory / name))
-        except BaseException:
-            self.close()
-            raise
-        self._sums = [Totals() for _ in names]
-        self._monitors = [HealthMonitor() for _ in names]
-        self._plain = Totals()
-        self._step = 0
-
-    def log(self, result: RequestResult) -> None:
-        """One finished request: step n is the n-th request (repeats count on)."""
-        self._step += 1
-        plain = result.baseline.totals
-        self._plain = self._plain + plain
-        for i, (curve, run) in enumerate(zip(self._curves, result.runs, strict=True)):
-            self._sums[i] = self._sums[i] + run.totals
-            alone = {PER_REQUEST + tag: value for tag, value in scalars_of(run.totals, plain).items()}
-            watch(self._monitors[i], run, plain)
-            health = {HEALTH + tag: value for tag, value in self._monitors[i].scalars().items()}
-            curve.log(scalars_of(self._sums[i], self._plain) | alone | health, self._step)
-
-    def close(self) -> None:
-        for curve in self._curves:
-            curve.close()
-
-    def __enter__(self) -> EvaluationWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -154,12 +154,21 @@ class AcceptModel(BasePolicy):
         self._plain = 1.0 - rho * (plain + peek)
         self._priced = (level, c)
 
-    def tokens(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """E[tokens] for every drafter and K, [drafters, k_max]."""
+    def chances(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """p_j of every drafter and position, [drafters, k_max]."""
         logits = (self._weights @ x)[:, None] + self._by_position
         logits[:, 0] += self._first_weights @ x
-        p = 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))
-        expected: NDArray[np.float64] = 1.0 + p.cumprod(axis=1).cumsum(axis=1)
+        p: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))
+        return p
+
+    def accept_chances(self, action: Action) -> tuple[float, ...]:
+        if self._seen is None or action.drafter not in self._drafters:
+            return ()
+        return tuple(self.chances(self._seen)[self._drafters.index(action.drafter), : action.k].tolist())
+
+    def tokens(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """E[tokens] for every drafter and K, [drafters, k_max]."""
+        expected: NDArray[np.float64] = 1.0 + self.chances(x).cumprod(axis=1).cumsum(axis=1)
         return expected
 
     def act(self, observation: Observation) -> Action:

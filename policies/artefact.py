@@ -150,6 +150,24 @@ def read_artefact(path: str | os.PathLike[str]) -> Artefact:
     return Artefact(name, meta, table, spec=spec, state=state)
 
 
+def network_policy(
+    network: Network | RecurrentNetwork,
+    featurizer: Featurizer,
+    table: ActionTable,
+    opening: Opening | None = None,
+    *,
+    deterministic: bool = True,
+    seed: int = 0,
+) -> LearnedPolicy:
+    """What plays a network: recurrent or not, once per round or (with an `opening`) after each drafted token."""
+    options: dict[str, Any] = {"deterministic": deterministic, "seed": seed}
+    if isinstance(network, RecurrentNetwork):
+        return RecurrentPolicy(network, featurizer, table, **options)
+    if opening is not None:
+        return LearnedStepPolicy(network, StepFeaturizer(featurizer.fields), opening, **options)
+    return LearnedPolicy(network, featurizer, table, **options)
+
+
 def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, seed: int = 0) -> BasePolicy:
     """The policy saved at `path`; its `spec` is the path, and `reset` returns to what was saved.
 
@@ -160,14 +178,8 @@ def load_artefact(path: str | os.PathLike[str], *, deterministic: bool = True, s
     if artefact.network is not None and artefact.featurizer is not None:
         if not deterministic and artefact.kind == "dqn":
             refuse(artefact.path, "is a DQN: its scores are values, not a distribution to sample from")
-        options: dict[str, Any] = {"deterministic": deterministic, "seed": seed}
-        if isinstance(artefact.network, RecurrentNetwork):
-            policy = RecurrentPolicy(artefact.network, artefact.featurizer, artefact.table, **options)
-        elif artefact.opening is not None:
-            steps = StepFeaturizer(artefact.featurizer.fields)
-            policy = LearnedStepPolicy(artefact.network, steps, artefact.opening, **options)
-        else:
-            policy = LearnedPolicy(artefact.network, artefact.featurizer, artefact.table, **options)
+        parts = (artefact.network, artefact.featurizer, artefact.table, artefact.opening)
+        policy = network_policy(*parts, deterministic=deterministic, seed=seed)
     else:
         try:
             built = make_policy(artefact.spec, seed=seed)

@@ -104,6 +104,13 @@ class BasePolicy:
     def update(self, record: RoundRecord) -> None:
         """Learn from a finished round; the default learns nothing."""
 
+    def accept_chances(self, action: Action) -> tuple[float, ...]:
+        """Chances that draft positions 1 … K of the action just chosen are accepted, each given those before it.
+
+        Recorded and judged afterwards (`assc.reliability`); the default predicts none.
+        """
+        return ()
+
     def state_dict(self) -> dict[str, Any]:
         return self._snapshot(self.learned)
 

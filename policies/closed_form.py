@@ -96,9 +96,17 @@ class ClosedForm(BasePolicy):
         c = observation.cost_ratio
         if tokens > 0 and verifying > 0 and drafting > 0:
             c = drafting / tokens / (verifying / rounds)
-        total = self.accepted + self.rejected
-        k = best_k(self.accepted / total if total > 0 else 0.0, c, self._cap)
+        k = best_k(self.alpha, c, self._cap)
         return self.draft(1 if k == 0 and self.idle >= self.probe else k, observation)
+
+    @property
+    def alpha(self) -> float:
+        """The present estimate of α."""
+        total = self.accepted + self.rejected
+        return self.accepted / total if total > 0 else 0.0
+
+    def accept_chances(self, action: Action) -> tuple[float, ...]:
+        return (self.alpha,) * action.k
 
     def update(self, record: RoundRecord) -> None:
         g = self.discount

@@ -73,6 +73,9 @@ class Goodput(BasePolicy):
         k = self._planned[2]
         return self.draft(1 if k == 0 and self.idle >= self.probe else k, observation)
 
+    def accept_chances(self, action: Action) -> tuple[float, ...]:
+        return tuple(self.positions()[: action.k])
+
     def positions(self) -> list[float]:
         """p_1 … p_cap."""
         self._recount()

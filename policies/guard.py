@@ -150,6 +150,10 @@ class Guard(BasePolicy):
         self.reasons += self.inner.reasons
         return action
 
+    def accept_chances(self, action: Action) -> tuple[float, ...]:
+        """Those of the policy inside, whose draft it is."""
+        return self.inner.accept_chances(action)
+
     def update(self, record: RoundRecord) -> None:
         counts, drafted = self.counts, record.drafted
         counts["rounds"] += 1

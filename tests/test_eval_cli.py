@@ -63,7 +63,7 @@ def test_results_table_json_markdown_and_curves(
     assert "static:4" in printed.out and "tokens_per_round:" in printed.out and "same text: yes" in printed.out
     tables = (tmp_path / "out.md").read_text().split("\n\n")
     assert tables[0].count("\n") == 4 and "same text: yes" in tables[-1] and "time check" in tables[-1]
-    assert sorted(p.name for p in curves.iterdir()) == ["ar", "static-4", "static-4-2"]
+    assert sorted(p.name for p in curves.iterdir()) == ["ar", "comparison", "static-4", "static-4-2"]
 
 
 def test_modelled_time_repeats_and_sampling(workload: Path, tmp_path: Path) -> None:
@@ -160,7 +160,8 @@ def points(directory: Path) -> list[int]:
     """Steps of the speed-up curve that can be read now."""
     reader: Any = EventAccumulator(str(directory))
     reader.Reload()
-    return [e.step for e in reader.Scalars("speedup")] if "speedup" in reader.Tags()["scalars"] else []
+    tag = "over_requests/speedup"
+    return [e.step for e in reader.Scalars(tag)] if tag in reader.Tags()["scalars"] else []
 
 
 def test_k03_ctrl_c_writes_what_is_finished_and_exits_130(workload: Path, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_after_ctrl_c_the_ladder_is_that_of_the_finished_requests() -> None:
 
 def test_curves_are_written(files: list[str], result: Evaluate, tmp_path: Path) -> None:
     result(*files, "--policies", "static:tuned", "oracle", "--requests", 2, "--tensorboard", tmp_path / "tb")
-    assert sorted(p.name for p in (tmp_path / "tb").iterdir()) == ["oracle", "static-tuned"]
+    assert sorted(p.name for p in (tmp_path / "tb").iterdir()) == ["comparison", "oracle", "static-tuned"]
 
 
 def test_costs_of_another_machine_are_told(

@@ -23,7 +23,7 @@ from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.run import iter_rounds, run_request
 from assc.shipped import shipped_costs, shipped_trace
-from assc.tb import EvaluationWriter
+from assc.tb_eval import EvaluationWriter
 from assc.trace_io import write_trace
 from assc.trace_rules import balanced_rows
 

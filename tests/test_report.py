@@ -40,7 +40,7 @@ from assc.trace_io import write_trace
 
 ROOT = Path(eval_cli.__file__).parent
 POLICIES = ("ar", "static:tuned", "assc", "bandit:ucb", "oracle")
-SECTIONS = ("provenance", "ladder", "groups", "waste", "time", "requests", "regret")
+SECTIONS = ("ladder", "groups", "waste", "time", "requests", "regret", "reliability", "provenance")
 HOSTILE = '<script>alert("x")</script> & $x^{'
 
 
@@ -174,7 +174,8 @@ def test_every_section_and_every_number_of_the_rows(data: dict[str, Any], save: 
         assert str(fact) in html
     assert f"{meta['c']:.4f}" in html and meta["git_commit"] is not None and meta["git_commit"] in html
     assert "Best policy over all requests" in html and "Bonferroni" in html and "Per temperature" in html
-    assert "hindsight oracle reaches" in html and "Where the time of" in html
+    assert "hindsight oracle reaches" in html and "Where does the time of" in html
+    assert "No policy in the file predicts acceptance" in html
 
 
 def test_temperatures_categories_and_best(data: dict[str, Any], save: Save) -> None:
@@ -265,8 +266,10 @@ def test_rounds_are_those_that_were_played(data: dict[str, Any], save: Save) -> 
     trace = warm_trace()
     backend, rows = ReplayBackend(trace, MARKOV_COSTS), trace.where(split="held-out")
     rounds = data["rounds"]
-    assert [r["index"] for r in rounds["requests"]] == [0, 1] and rounds["token_texts"] is None
-    for stored, request in zip(rounds["requests"], trace.requests(rows), strict=False):
+    assert [r["index"] for r in rounds["requests"]] == [0, 3], "not of two categories and two temperatures"
+    assert rounds["token_texts"] is None
+    requests = trace.requests(rows)
+    for stored, request in ((r, requests[r["index"]]) for r in rounds["requests"]):
         assert [run["policy"] for run in stored["runs"]] == list(POLICIES) and stored["id"] == request.id
         (run,) = [run for run in stored["runs"] if run["policy"] == "assc"]
         played = run_request(backend, request, make_policy("assc")).rounds
@@ -280,15 +283,17 @@ def test_rounds_are_those_that_were_played(data: dict[str, Any], save: Save) -> 
         start = int(trace.columns["offsets"][backend.row_of(request)])
         last = [start + r.position + r.emitted - 1 for r in played]
         assert run["target_entropy"] == pytest.approx([float(trace.columns["target_entropy"][i]) for i in last], 1e-3)
+        assert len(stored["token_entropy"]) == int(trace.columns["offsets"][backend.row_of(request) + 1]) - start
+        assert run["accept_chances"] is None
         view = next(
             v for v in read_report([save(data)]).views if (v.id, v.temperature) == (request.id, request.temperature)
         )
         (mine,) = [r for r in view.runs if r.policy == "assc"]
         assert ema_after(mine)[-1] == pytest.approx(acceptance_ema(played))
-        check_tokens(list(token_rounds(view, mine, 400)), played)
+        check_tokens(list(token_rounds(view, mine, 400)), played, stored["token_entropy"])
 
 
-def check_tokens(shown: list[Any], played: tuple[RoundRecord, ...]) -> None:
+def check_tokens(shown: list[Any], played: tuple[RoundRecord, ...], entropies: list[float]) -> None:
     """Kinds and hover texts against the records, by a rule of their own: walk each round token by token."""
     assert len(shown) == len(played)
     for found, record in zip(shown, played, strict=True):
@@ -300,8 +305,41 @@ def check_tokens(shown: list[Any], played: tuple[RoundRecord, ...]) -> None:
                 assert token.kind == "drafted"
             else:
                 assert token.kind == ("bonus" if record.accepted == record.drafted else "correction")
-        assert f"accepted {record.accepted}" in found.title and f"drafted {record.drafted}" in found.title
-        assert "entropy" in found.title and (f"K {record.planned} (" in found.title or record.rollback)
+            assert f"accepted {record.accepted} of {record.drafted} drafted" in token.title
+            assert f"K {record.planned} (" in token.title or record.rollback
+            assert f"entropy {entropies[record.position + j]:.2f} nats" in token.title
+            assert ("acceptance EMA" in token.title) == (token.kind in ("drafted", "correction"))
+
+
+def test_predictions_are_shown_where_the_policy_made_them(
+    data: dict[str, Any], save: Save, page: Callable[..., str]
+) -> None:
+    run = data["rounds"]["requests"][0]["runs"][2]
+    run["accept_chances"] = [[0.125] * k for k in run["k"]]
+    bins = [{"judged": n, "predicted": p, "accepted": a, "accepted_ci95": c} for n, p, a, c in (
+        (30, 0.15, 0.2, [0.1, 0.3]), (10, 0.95, 0.5, [None, None]))]  # fmt: skip
+    numbers = {"judged": 40, "accepted_share": 0.275, "brier": 0.2, "brier_constant": 0.199, "calibration_error": 0.15}
+    data["details"][2]["accept_reliability"] = {**numbers, "bins": bins}
+    html = page(save(data))
+    judged = sum(min(a + (a < d), len(c)) for a, d, c in zip(
+        run["accepted"], run["drafted"], run["accept_chances"], strict=True))  # fmt: skip
+    last_cut = run["drafted"][-1] > run["accepted"][-1] and run["emitted"][-1] == run["accepted"][-1]
+    assert html.count("accept probability 0.12 (predicted)") == judged - last_cut
+    assert html.count("<svg") == 4 + 2 + 1 and "27.5 %" in html and "0.199" in html and "0.150" in html
+    report = read_report([save(data)])
+    (found,) = [e.reliability for e in report.entries if e.reliability is not None]
+    assert [b.accepted for b in found.bins] == [0.2, 0.5] and found.bins[1].interval == (None, None)
+
+
+def test_chosen_requests(
+    data: dict[str, Any], save: Save, page: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(data)
+    html = page(path, "--ids", "m3")
+    assert "Request m3" in html and "Request m0" not in html
+    assert "'m1', whose rounds are not stored: those are m0, m3" in refused(
+        [str(path), "--ids", "m1"], tmp_path, capsys
+    )
 
 
 def test_token_texts_and_hover_are_on_the_page(data: dict[str, Any], save: Save, page: Callable[..., str]) -> None:
@@ -309,9 +347,11 @@ def test_token_texts_and_hover_are_on_the_page(data: dict[str, Any], save: Save,
     data["rounds"]["token_texts"] = {str(i): f"<b>w{i}</b>\n" for i in ids}
     html = page(save(data), "--requests", 1)
     first = data["rounds"]["requests"][0]["runs"][0]["tokens"][0]
-    assert f"&lt;b&gt;w{first}&lt;/b&gt;⏎" in html and "<b>w" not in html and "no tokenizer" not in html
-    assert html.count('title="round 1: ') == len(POLICIES) and "Request m0" in html
-    assert "no tokenizer" in page(save({**data, "rounds": {**data["rounds"], "token_texts": None}}))
+    assert f"&lt;b&gt;w{first}&lt;/b&gt;⏎" in html and "<b>w" not in html and "has no texts" not in html
+    runs = data["rounds"]["requests"][0]["runs"]
+    assert html.count("</i>") == sum(len(run["tokens"]) for run in runs) + 4, "a token or one of the 4 keys is missing"
+    assert html.count("round 1: ") == sum(run["emitted"][0] for run in runs) and "Request m0" in html
+    assert "the file has no texts" in page(save({**data, "rounds": {**data["rounds"], "token_texts": None}}))
 
 
 def test_rounds_are_stored_on_demand_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +367,7 @@ def test_rounds_are_stored_on_demand_only(tmp_path: Path, capsys: pytest.Capture
     assert "rounds" not in plain and plain["meta"]["command"].startswith("python eval.py --backend replay")
     assert eval_cli.main([*words, "--json", str(tmp_path / "r.json"), "--rounds", "3", "--repeats", "2"]) == 0
     stored = json.loads((tmp_path / "r.json").read_text())
-    assert [r["index"] for r in stored["rounds"]["requests"]] == [0, 1, 2], "the first repeat alone is stored"
+    assert len({r["index"] for r in stored["rounds"]["requests"]}) == 3, "the first repeat alone is stored"
     text = (tmp_path / "r.json").read_text()
     assert re.search(r'"k": \[[\d, ]+\]\n? *,', text) or re.search(r'"k": \[[\d, ]+\],', text), "numbers are folded"
 
@@ -345,7 +385,7 @@ def test_live_rounds_have_texts(tmp_path: Path) -> None:
     assert {str(t) for run in request["runs"] for t in run["tokens"]} == set(texts)
     assert stored["meta"]["machine"] and stored["ladder"] is None
     html = render(read_report([out]))
-    assert "No ladder in the file" in html and "No tuned static action" in html and 'title="round 1: ' in html
+    assert "No ladder in the file" in html and "No tuned static action" in html and "round 1: " in html
 
 
 # -- regret ----------------------------------------------------------------------------------------------------------
@@ -490,6 +530,11 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ladder": lambda d: {**d, "ladder": {"plain": 1}},
     "rounds": lambda d: {**d, "rounds": {"drafters": [], "requests": [{}]}},
     "texts": lambda d: {**d, "rounds": {**d["rounds"], "token_texts": {"1": 2}}},
+    "reliability": lambda d: {**d, "details": [{**x, "accept_reliability": {"judged": 1}} for x in d["details"]]},
+    "entropies": lambda d: {
+        **d,
+        "rounds": {**d["rounds"], "requests": [{**r, "token_entropy": ["x"]} for r in d["rounds"]["requests"]]},
+    },
     "cut": lambda d: json.dumps(d)[:-100],
     "empty": lambda d: "",
     "policy": lambda d: json.dumps({"schema": 1, "kind": "assc cost model"}),
@@ -514,6 +559,16 @@ def test_damaged_rounds_are_refused(
     run[column] = [*run[column], 99]
     assert "rounds of 'static:tuned'" in refused([str(save(data))], tmp_path, capsys)
     run[column] = [*run[column][:-2], "x"]
+    assert "is no result" in refused([str(save(data))], tmp_path, capsys)
+
+
+@pytest.mark.parametrize("chances", ["x", [[0.5]], [[2.0]], [0.5], [["x"]]])
+def test_damaged_predictions_are_refused(
+    chances: Any, data: dict[str, Any], save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = data["rounds"]["requests"][0]["runs"][2]
+    fits = isinstance(chances, list) and chances != [[0.5]]
+    run["accept_chances"] = chances * len(run["k"]) if fits else chances
     assert "is no result" in refused([str(save(data))], tmp_path, capsys)
 
 

@@ -95,7 +95,7 @@ def test_b12_equal_seeds_give_equal_policies(files: tuple[Path, Path], tmp_path:
 def test_training_improves_on_the_untrained_policy(files: tuple[Path, Path], tmp_path: Path) -> None:
     """A few thousand rounds beat the first checkpoint's exploration by far on any seed tried (0..4: 1.24 to 1.41x)."""
     train(config(files, tmp_path / "run", total_timesteps=6000))
-    curve = EventAccumulator(str(tmp_path / "run" / "tb"))
+    curve = EventAccumulator(str(tmp_path / "run" / "tb" / "ppo"))
     curve.Reload()
     speeds = [e.value for e in curve.Scalars("decode/tokens_per_gpu_second")]
     assert np.mean(speeds[-10:]) > 1.1 * np.mean(speeds[:10])

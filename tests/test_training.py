@@ -84,7 +84,9 @@ def config(tmp_path: Path, **options: Any) -> TrainConfig:
 
 
 def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(run_dir / "tb"))
+    folders = (run_dir / "tb").iterdir()
+    (policy,) = [p for p in folders if p.name in SB3_ALGORITHMS or p.name.endswith("-trained")]
+    events = EventAccumulator(str(policy))
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 

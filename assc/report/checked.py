@@ -54,8 +54,9 @@ def clean(value: Any) -> Any:
 class Checked:
     """A file of which every part is checked, so that what comes later can rely on it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.data = path, read_object(path)
+    def __init__(self, path: Path, data: dict[str, Any] | None = None) -> None:
+        """Read `path`, unless its content is given."""
+        self.path, self.data = path, read_object(path) if data is None else data
 
     def refuse(self, what: str) -> ResultError:
         return ResultError(f"{self.path} is no result of eval.py, or a damaged one: {what}")

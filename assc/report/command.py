@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assc.cli import UsageError, parse, run_cli
 from assc.errors import AsscError
 from assc.files import check_writable, write_text
 from assc.report.checked import clean
-from assc.report.join import read_report
+from assc.report.join import Report, read_report
 
 EXTRA = ("matplotlib", "jinja2", "markupsafe")
 """packages of the optional extra `report`"""
@@ -27,8 +27,20 @@ class Config:
     """page to write"""
     requests: int = 3
     """stored requests (eval.py --rounds) that are shown round by round"""
+    ids: tuple[str, ...] = ()
+    """ids of the stored requests to show round by round, instead of the first --requests"""
     title: str = ""
     """heading of the page"""
+
+
+def chosen(report: Report, ids: Sequence[str]) -> Report:
+    """Only the stored requests of these ids. `UsageError` for one that is not stored."""
+    known = sorted({view.id for view in report.views})
+    for name in ids:
+        if name not in known:
+            stored = f"those are {', '.join(known)}" if known else "none are (eval.py --rounds N stores some)"
+            raise UsageError(f"--ids names {name!r}, whose rounds are not stored: {stored}")
+    return replace(report, views=tuple(view for view in report.views if view.id in ids))
 
 
 def write_report(config: Config) -> None:
@@ -45,7 +57,9 @@ def write_report(config: Config) -> None:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise
         raise AsscError(f'the report needs {error.name}, which is not installed: pip install "assc[report]"') from None
-    page = render(report, requests=config.requests, title=clean(config.title))
+    if config.ids:
+        report = chosen(report, config.ids)
+    page = render(report, requests=len(report.views) if config.ids else config.requests, title=clean(config.title))
     write_text(config.out, page)
     print(f"{config.out} ({len(page.encode()) / 1e6:.2f} MB, {len(report.entries)} policies)")
 

@@ -83,7 +83,7 @@ def groups_of(report: Report) -> tuple[list[Group], list[Group]]:
     return found, [Group(f"T = {t:g}", "temperature", t) for t in known] if len(known) > 1 else []
 
 
-def _row(entry: Entry, group: Group) -> Row | None:
+def row_of(entry: Entry, group: Group) -> Row | None:
     """What the result file says about this group."""
     if group.kind == "all":
         return entry.row
@@ -92,7 +92,7 @@ def _row(entry: Entry, group: Group) -> Row | None:
 
 def cell(report: Report, entry: Entry, group: Group) -> Cell:
     """As the result file has it; computed in the same way where it doesn't (temperatures)."""
-    row = _row(entry, group)
+    row = row_of(entry, group)
     if row is not None:
         return Cell(row["speedup"], row["speedup_ci95"])
     columns = _columns(entry, None, group, _prompt)
@@ -208,7 +208,7 @@ def _oracle(report: Report, group: Group, cells: Mapping[str, Cell]) -> float | 
 
 
 def _fraction(entry: Entry, group: Group) -> float | None:
-    row = _row(entry, group)
+    row = row_of(entry, group)
     return None if row is None else row["oracle_fraction"]
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from assc.report.join import Report
-from assc.report.nouns import PHASES, Entry, Row, View
-from assc.report.rounds import ema_after
-from assc.report.svg import Chart, render
+from assc.report.nouns import PHASES, Entry, Row
+from assc.report.svg import Chart
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D00", "#5D3A9B")
 """of Okabe and Ito, told apart by all common kinds of colour vision; yellow is replaced, being too pale on white"""
@@ -91,7 +88,7 @@ def ladder_chart(report: Report) -> Chart:
     parts = [f"{e.label} {e.row['speedup']:.2f}" for e in entries]
     parts += [f"rung {RUNG_STYLES[k][0]} {r['speedup']:.2f}" for k, r in rungs.items() if r is not None]
     alt = "Bar chart of speed-ups over plain decoding: " + ", ".join(parts)
-    return render("ladder", 1.5 + 0.36 * len(entries), alt, draw)
+    return Chart("ladder", 1.5 + 0.36 * len(entries), alt, draw)
 
 
 def _policy_axis(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -126,7 +123,7 @@ def scatter_chart(report: Report) -> Chart | None:
         figure.legend(loc="outside right upper", frameon=False, fontsize=9)
 
     parts = [f"{e.label} wastes {100 * e.row['waste_rate']:.0f} % at {e.row['speedup']:.2f}" for e in entries]
-    return render("scatter", 4.2, "Scatter of waste rate against speed-up: " + ", ".join(parts), draw)
+    return Chart("scatter", 4.2, "Scatter of waste rate against speed-up: " + ", ".join(parts), draw)
 
 
 def time_chart(report: Report) -> Chart | None:
@@ -156,7 +153,7 @@ def time_chart(report: Report) -> Chart | None:
     shares = [", ".join(f"{p} {100 * share(e, p):.0f} %" for p in PHASES) for e in entries]
     parts = [f"{e.label}: {text}" for e, text in zip(entries, shares, strict=True)]
     alt = "Stacked bars of time per token by phase: " + "; ".join(parts)
-    return render("time", 1.3 + 0.36 * len(entries), alt, draw)
+    return Chart("time", 1.3 + 0.36 * len(entries), alt, draw)
 
 
 def share(entry: Entry, phase: str) -> float:
@@ -189,54 +186,7 @@ def regret_chart(report: Report, curves: Mapping[str, Sequence[float]], against:
 
     ends = ", ".join(f"{label} {values[-1]:+.2f} s" for label, values in curves.items())
     alt = f"Cumulative seconds behind {against} over requests; at the end: {ends}"
-    return render("regret", 4.0, alt, draw)
-
-
-def rounds_chart(report: Report, view: View, name: str, longest: int) -> Chart:
-    """K, accepted length and acceptance over the text, a panel per policy that drafts, the target's entropy below."""
-    runs, look = [r for r in view.runs if any(r.k)] or view.runs[:1], styles(report.entries)
-    entropies = any(h is not None for run in view.runs for h in run.entropy)
-    panels = len(runs) + entropies
-
-    def draw(figure: Figure) -> None:
-        grid: Any = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[1.0] * len(runs)
-                                    + [1.1] * entropies)  # fmt: skip
-        for run, axes in zip(runs, grid[:, 0], strict=False):
-            colour = look.get(run.policy, (PLAIN, "o", "-"))[0]
-            kept = sum(p < longest for p in run.position)
-            edges = [*run.position[:kept], run.position[kept - 1] + run.emitted[kept - 1]] if kept else [0, 1]
-            counts = (run.k[:kept], run.accepted[:kept]) if kept else ([0], [0])
-            axes.stairs(counts[1], edges, fill=True, color=colour, alpha=0.55, lw=0)
-            axes.stairs(counts[0], edges, color=colour, lw=1.3, baseline=None)
-            gaps = [(x, x, x) for x in edges[1:-1]], [(0.0, float(n), float("nan")) for n in counts[1][1:]]
-            axes.plot(*([v for part in side for v in part] for side in gaps), color="white", lw=0.9)
-            axes.set_ylim(0, max(1, *counts[0]) * 1.15)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-            axes.set_title(shorten(run.policy, 60), loc="left", fontsize=9, pad=2)
-            axes.set_ylabel("tokens", fontsize=8)
-            right = axes.twinx()
-            if any(run.drafted):
-                right.plot(edges[1:], ema_after(run)[:kept], color=ORACLE, lw=0.9, ls="--")
-            right.set_ylim(0, 1.05)
-            right.set_yticks([0, 1])
-            right.spines["right"].set_visible(True)
-            right.set_ylabel("EMA", fontsize=8)
-        if entropies:
-            axes = grid[-1, 0]
-            for run in view.runs:
-                ends = [p + e for p, e in zip(run.position, run.emitted, strict=True)]
-                points = [(x, h) for x, h in zip(ends, run.entropy, strict=True) if h is not None and x <= longest]
-                colour, marker, _ = look.get(run.policy, (PLAIN, "o", "-"))
-                axes.plot([x for x, _ in points], [h for _, h in points], ls="none", marker=marker, ms=3, color=colour,
-                          alpha=0.6)  # fmt: skip
-            axes.set_ylabel("nats", fontsize=8)
-            axes.set_ylim(bottom=0)
-            axes.set_title("entropy of the target at the last token of each round", loc="left", fontsize=9, pad=2)
-        grid[-1, 0].set_xlabel("committed tokens")
-
-    facts = [f"{r.policy} {len(r.position)} rounds, mean K {sum(r.k) / max(1, len(r.k)):.1f}" for r in runs]
-    alt = f"K and accepted length over the text of request {view.id}: " + "; ".join(facts)
-    return render(name, 0.7 + 1.05 * panels, alt, draw)
+    return Chart("regret", 4.0, alt, draw)
 
 
 def rung_rows(ladder: Mapping[str, Row | None] | None) -> list[tuple[str, Row]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -10,7 +11,7 @@ from typing import Any
 
 from assc.metrics import ROW_KEYS
 from assc.report.checked import Checked, ResultError, read_object
-from assc.report.nouns import PHASES, Entry, Played, Result, RoundsOf, Row, View
+from assc.report.nouns import PHASES, Bin, Entry, Played, Reliability, Result, RoundsOf, Row, View
 from assc.rounds_json import COLUMNS
 
 EVAL_FILE, CONFIG_FILE, LIVE_FILE, CURVES = "eval.json", "config.json", "live.json", "tb"
@@ -32,6 +33,11 @@ def read_result(path: Path) -> Result:
             curves=str(curves) if curves.is_dir() else None,
         )
     return _Reader(path).result(str(path))
+
+
+def result_of(data: Mapping[str, Any], name: str) -> Result:
+    """A result that is not in a file: what `Evaluation.to_json` gives."""
+    return _Reader(Path(name), json.loads(json.dumps(data, allow_nan=False))).result(name)
 
 
 class _Reader(Checked):
@@ -64,10 +70,6 @@ class _Reader(Checked):
 
     def row(self, raw: Any, where: str) -> Row:
         policy = self.get(raw, "policy", str, where)
-        low_high = raw.get("speedup_ci95") or [None, None]
-        if not isinstance(low_high, list) or len(low_high) != 2:
-            raise self.refuse(f"{where} has no proper 'speedup_ci95'")
-        ends = [self.number({"end": end}, "end", f"the interval of {policy!r}") for end in low_high]
         numbers = {key: self.number(raw, key, f"the row of {policy!r}") for key in NUMBERS}
         for key in ("tokens", "seconds", "rounds"):
             self.needed(raw, key, f"the row of {policy!r}")
@@ -75,7 +77,7 @@ class _Reader(Checked):
         values: dict[str, Any] = {
             **numbers,
             "policy": policy,
-            "speedup_ci95": (ends[0], ends[1]),
+            "speedup_ci95": self.interval(raw, "speedup_ci95", where),
             "action": None if action is None else str(action),
             "time_source": None if source is None else str(source),
         }
@@ -106,6 +108,7 @@ class _Reader(Checked):
                     phases={phase: self.number(detail, f"{phase}_seconds", where) for phase in PHASES},
                     categories={c: self.row(r[i], f"category {c!r}") for c, r in by_category.items()},
                     played=self.played(detail, where),
+                    reliability=self.reliability(detail.get("accept_reliability"), where),
                 )
             )
         if len({e.label for e in found}) < len(found):
@@ -138,6 +141,29 @@ class _Reader(Checked):
             )
             seen[repeat] += 1
         return tuple(found)
+
+    def reliability(self, raw: Any, where: str) -> Reliability | None:
+        if raw is None:
+            return None
+        what = f"'accept_reliability' in {where}"
+        names = ("judged", "accepted_share", "brier", "brier_constant", "calibration_error")
+        numbers = {name: self.needed(raw, name, what) for name in names}
+        bins = [
+            Bin(
+                *(self.needed(one, name, f"a bin of {what}") for name in ("judged", "predicted", "accepted")),
+                self.interval(one, "accepted_ci95", what),
+            )
+            for one in self.get(raw, "bins", list, what)
+        ]
+        return Reliability(**numbers, bins=tuple(bins))
+
+    def interval(self, holder: Any, key: str, where: str) -> tuple[float | None, float | None]:
+        """Both ends of an interval, each a finite number or None."""
+        ends = (holder.get(key) if isinstance(holder, Mapping) else None) or [None, None]
+        if not isinstance(ends, list) or len(ends) != 2:
+            raise self.refuse(f"{where} has no proper {key!r}")
+        low, high = (self.number({"end": end}, "end", f"the interval of {where}") for end in ends)
+        return low, high
 
     def ladder(self) -> Mapping[str, Row | None] | None:
         raw = self.data.get("ladder")
@@ -178,9 +204,33 @@ class _Reader(Checked):
                     int(self.number(request, "prompt_tokens", where) or 0),
                     runs,
                     texts,
+                    self.entropies(request, where),
                 )
             )
         return tuple(found)
+
+    def entropies(self, request: Any, where: str) -> tuple[float | None, ...]:
+        """The target's at each token, empty where the file doesn't have them."""
+        raw = request.get("token_entropy")
+        if raw is None:
+            return ()
+        values = self.get(request, "token_entropy", list, where)
+        return tuple(self.number({"token_entropy": h}, "token_entropy", where) for h in values)
+
+    def chances(self, run: Any, planned: Sequence[int], where: str) -> tuple[tuple[float, ...], ...]:
+        """Predicted chances of acceptance per round, at most as many as tokens were planned."""
+        if run.get("accept_chances") is None:
+            return ()
+        raw = self.get(run, "accept_chances", list, where)
+        fits = len(raw) == len(planned) and all(
+            isinstance(r, list) and len(r) <= k for r, k in zip(raw, planned, strict=True)
+        )
+        if not fits:
+            raise self.refuse(f"'accept_chances' of {where} do not fit its rounds")
+        found = tuple(tuple(self.needed({"chance": p}, "chance", where) for p in chances) for chances in raw)
+        if any(not 0 <= p <= 1 for chances in found for p in chances):
+            raise self.refuse(f"'accept_chances' of {where} are no chances")
+        return found
 
     def rounds(self, run: Any, drafters: Sequence[Any]) -> RoundsOf:
         policy = self.get(run, "policy", str, "a run in 'rounds'")
@@ -209,6 +259,7 @@ class _Reader(Checked):
             **{name: whole[name] for name in ("position", "k", "drafted", "accepted", "emitted")},
             seconds=tuple(float(s) for s in columns["seconds"]),
             entropy=tuple(None if h is None else float(h) for h in columns["target_entropy"]),
+            chances=self.chances(run, whole["k"], where),
         )
 
     def live(self) -> Mapping[str, Any]:
@@ -218,12 +269,9 @@ class _Reader(Checked):
             found[key] = self.needed(self.data, key, "it")
         for key in ("live", "replay"):
             row = self.get(self.data, key, dict, "it")
-            low_high = row.get("speedup_ci95") or [None, None]
-            if not isinstance(low_high, list) or len(low_high) != 2:
-                raise self.refuse(f"{key!r} has no proper interval")
             names = ("speedup", "acceptance_rate", "mean_k", "rounds", "seconds", "tokens")
-            ends = tuple(self.number({"end": end}, "end", f"the interval of {key!r}") for end in low_high)
-            found[key] = {**{n: self.number(row, n, f"{key!r}") for n in names}, "speedup_ci95": ends}
+            interval = self.interval(row, "speedup_ci95", repr(key))
+            found[key] = {**{n: self.number(row, n, f"{key!r}") for n in names}, "speedup_ci95": interval}
         meta = self.data.get("meta")
         found["meta"] = meta if isinstance(meta, dict) else {}
         return found

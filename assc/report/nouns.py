@@ -33,6 +33,30 @@ class Played:
 
 
 @dataclass(frozen=True)
+class Bin:
+    """Draft positions whose predicted chance of acceptance lies in one tenth."""
+
+    judged: float
+    predicted: float
+    """mean"""
+    accepted: float
+    """share"""
+    interval: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How far a policy's predictions of acceptance hold (`assc.reliability`)."""
+
+    judged: float
+    accepted_share: float
+    brier: float
+    brier_constant: float
+    calibration_error: float
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
 class Entry:
     """One policy of one result."""
 
@@ -46,6 +70,8 @@ class Entry:
     categories: Mapping[str, Row]
     played: tuple[Played, ...]
     """empty in files without numbers per request"""
+    reliability: Reliability | None = None
+    """None for policies that predict no acceptance"""
 
     @property
     def oracle(self) -> bool:
@@ -72,6 +98,8 @@ class RoundsOf:
     emitted: tuple[int, ...]
     seconds: tuple[float, ...]
     entropy: tuple[float | None, ...]
+    chances: tuple[tuple[float, ...], ...] = ()
+    """per round the predicted chances of acceptance, position by position; empty where none were predicted"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +113,8 @@ class View:
     runs: tuple[RoundsOf, ...]
     texts: Mapping[str, str] | None
     """token id -> text"""
+    token_entropy: tuple[float | None, ...] = ()
+    """the target's at each token of the recorded text, empty without a trace"""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from assc.metrics import DEFINITIONS, ROW_KEYS
-from assc.report import figures
+from assc.report import curves, figures
 from assc.report.compare import (
     Comparison,
     Group,
@@ -23,6 +23,7 @@ from assc.report.compare import (
     is_heuristic,
     is_tuned,
     lines_of,
+    row_of,
 )
 from assc.report.join import Report
 from assc.report.nouns import PHASES, Entry, Result, View
@@ -37,13 +38,16 @@ LONGEST = 400
 MANY_RUNS = 12
 """policies per request whose rounds are shown"""
 VERDICTS: Mapping[str, str] = {
-    "itself": "is it",
-    "faster": "yes: faster",
-    "slower": "yes: slower",
-    "perhaps": "uncertain: only before correction",
-    "open": "no",
+    "itself": "it is the same policy",
+    "faster": "yes, faster",
+    "slower": "no, slower",
+    "perhaps": "perhaps",
+    "open": "not shown",
     "unknown": "cannot be told",
 }
+"""answers to "is the best policy faster than the other?"; the page explains `perhaps` and `not shown`"""
+MARKS: Mapping[str, str] = {"faster": "yes", "slower": "no", "perhaps": "maybe", "open": "maybe"}
+"""class of a cell that holds the verdict"""
 
 
 # -- numbers in words ------------------------------------------------------------------------------------------------
@@ -168,8 +172,13 @@ def verdict(found: Comparison | None) -> str:
     return f"{VERDICTS[found.verdict]} ({times(found.ratio, 3)}, {span(found.interval, 3)})"
 
 
+def mark(found: Comparison | None) -> str:
+    """Class of the cell of a comparison."""
+    return "" if found is None else MARKS.get(found.verdict, "")
+
+
 def in_short(report: Report, lines: Sequence[Line]) -> list[str]:
-    """The answers to the four questions that a reader comes with."""
+    """The answers to the four questions that a reader comes with, over all requests."""
     if not lines:
         return []
     first, said = lines[0], []
@@ -179,39 +188,42 @@ def in_short(report: Report, lines: Sequence[Line]) -> list[str]:
         + (f" (95 % interval {bounds})." if bounds else ".")
     )
     for name, found in (("the tuned static action", first.tuned), ("the ASSC heuristic", first.heuristic)):
-        if found is not None and found.verdict != "itself":
-            said.append(f"Significantly different from {name} ({found.other})? {verdict(found)}.")
-        elif found is not None:
+        if found is not None and found.verdict == "itself":
             said.append(f"It is {name} itself.")
+        elif found is not None:
+            said.append(f"Is it faster than {name} ({found.other}), beyond chance? {_sentence(found)}")
     if first.oracle is not None and first.cell.speedup is not None:
         gap = "" if first.fraction is None else f", and {percent(first.fraction)} of the way from static:tuned to it"
         reached = percent(first.cell.speedup / first.oracle)
         said.append(
-            f"The hindsight oracle reaches {times(first.oracle)}: the best policy has {reached} of its speed{gap}."
+            f"How far is the optimum? The hindsight oracle reaches {times(first.oracle)}: the best policy has "
+            f"{reached} of its speed{gap}."
         )
-    groups = [f"{x.group.name}: {x.best.label} {times(x.cell.speedup)}" for x in lines if x.group.kind == "category"]
-    if groups:
-        said.append(f"Best by category: {'; '.join(groups)}.")
-        said += _significant(lines)
     if all(v is not None for v in first.best.phases.values()):
         shares = ", ".join(f"{phase} {100 * figures.share(first.best, phase):.1f} %" for phase in PHASES)
-        said.append(f"Where the time of {first.best.label} goes: {shares}.")
+        said.append(f"Where does the time of {first.best.label} go? {shares} (section 4).")
     return said
 
 
-def _significant(lines: Sequence[Line]) -> list[str]:
-    """In which categories the best policy is more than chance ahead of the two that it is compared with."""
-    said = []
-    per = [x for x in lines if x.group.kind == "category"]
-    for name, found in (("static:tuned", [x.tuned for x in per]), ("ASSC", [x.heuristic for x in per])):
-        if not any(f is not None and f.verdict not in ("itself", "unknown") for f in found):
-            continue
-        sure = [x.group.name for x, f in zip(per, found, strict=True) if f is not None and f.verdict == "faster"]
-        where = f"in {', '.join(sure)}" if sure else f"in none of the {len(per)} categories"
-        said.append(
-            f"The best of a category is significantly faster than {name}, corrected for all comparisons, {where}."
-        )
-    return said
+SENTENCES: Mapping[str, str] = {
+    "faster": "Yes",
+    "slower": "No, it is slower",
+    "perhaps": "Perhaps: only without the correction for all comparisons of this page",
+    "open": "Not shown: the interval contains 1",
+    "unknown": "That cannot be told from these results",
+}
+
+
+def _sentence(found: Comparison) -> str:
+    if found.verdict == "unknown":
+        return f"{SENTENCES[found.verdict]}."
+    return f"{SENTENCES[found.verdict]} (ratio {times(found.ratio, 3)}, 95 % interval {span(found.interval, 3)})."
+
+
+def drafting(line: Line) -> float | None:
+    """Share of the seconds that the best policy of a group spends drafting, None where the file doesn't say."""
+    row = row_of(line.best, line.group)
+    return None if row is None else row["draft_time_share"]
 
 
 # -- the whole page --------------------------------------------------------------------------------------------------
@@ -234,8 +246,8 @@ def _views(report: Report, requests: int, lines: Sequence[Line]) -> list[ShownVi
         runs = sorted(view.runs, key=lambda r: r.policy != best)[:MANY_RUNS]
         strips = [(r.policy, list(token_rounds(view, r, LONGEST)), j == 0) for j, r in enumerate(runs)]
         cut = len(runs) < len(view.runs) or any(len(r.tokens) > LONGEST for r in runs)
-        shown_view = View(view.id, view.category, view.temperature, view.prompt_tokens, tuple(runs), view.texts)
-        chart = figures.rounds_chart(report, shown_view, f"request{i}", LONGEST)
+        shown_view = replace(view, runs=tuple(runs))
+        chart = curves.rounds_chart(report, shown_view, f"request{i}", LONGEST)
         found.append(ShownView(shown_view, chart, strips, cut))
     return found
 
@@ -251,15 +263,18 @@ def render(report: Report, *, requests: int = 3, title: str = "") -> str:
     if more_lines:
         tables.append(Table("Per temperature", temperatures, more_lines))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"times": times, "percent": percent, "span": span, "verdict": verdict, "svg": Markup}
+    environment.filters |= {"times": times, "percent": percent, "span": span, "svg": Markup}
+    environment.filters |= {"verdict": verdict, "mark": mark, "drafting": drafting}
     template = environment.from_string(files("assc.report").joinpath(TEMPLATE).read_text(encoding="utf-8"))
-    regret = regret_of(report)
+    regret, c = regret_of(report), report.meta.get("c")
     temperature = report.meta.get("temperature")
     return template.render(
         title=title or "Policies of speculative decoding compared",
         report=report,
         meta=report.meta,
+        c=f"{c:.3f}" if isinstance(c, float | int) else "unknown",
         short=in_short(report, lines),
+        answers=[x for x in lines if x.group.kind == "category"],
         provenance=provenance_table(report.results),
         ladder_chart=figures.ladder_chart(report),
         rungs=figures.rung_rows(report.ladder),
@@ -279,6 +294,7 @@ def render(report: Report, *, requests: int = 3, title: str = "") -> str:
         share=figures.share,
         regret=regret if isinstance(regret, str) else figures.regret_chart(report, regret.curves, regret.against),
         against="" if isinstance(regret, str) else regret.against,
+        reliability=curves.reliability_chart(report),
         kinds=KINDS,
         views=_views(report, requests, lines),
         longest=LONGEST,

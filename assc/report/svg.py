@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from xml.etree import ElementTree
 
@@ -23,29 +25,47 @@ SETTINGS: Mapping[str, Any] = {
     "axes.axisbelow": True,
     "hatch.linewidth": 0.5,
 }
-WIDTH = 10.6
+WIDTH = 11.9
 """inches, the width of the page"""
 Draw = Callable[[Figure], None]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn figure: `svg` is safe markup, `alt` says in words what it shows."""
+    """A figure that is drawn when it is asked for; `alt` says in words what it shows."""
 
-    svg: str
+    name: str
+    """unique on the page"""
+    height: float
+    """inches"""
     alt: str
+    draw: Draw
+
+    @cached_property
+    def svg(self) -> str:
+        """Safe markup to stand in a page."""
+        with _settings():
+            out = io.StringIO()
+            self._drawn().savefig(out, format="svg", metadata={"Date": None}, transparent=True)
+        return _inline(out.getvalue(), self.name, self.alt)
+
+    def figure(self) -> Figure:
+        """The figure itself, for pictures elsewhere."""
+        with _settings():
+            return self._drawn()
+
+    def _drawn(self) -> Figure:
+        figure = Figure(figsize=(WIDTH, self.height), layout="constrained")
+        self.draw(figure)
+        return figure
 
 
-def render(name: str, height: float, alt: str, draw: Draw) -> Chart:
-    """Draw on a figure of this height in inches; `name` is unique on the page."""
+@contextmanager
+def _settings() -> Iterator[None]:
     settings: Any = dict(SETTINGS)  # the annotation of rc_context lists every key
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has fonts of its own
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        draw(figure)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
-    return Chart(_inline(out.getvalue(), name, alt), alt)
+        yield
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

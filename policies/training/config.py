@@ -30,6 +30,7 @@ DESCRIPTION = "Train a policy that chooses K round by round, then compare it wit
 FREE_ON_RESUME = frozenset(
     {"total_timesteps", "resume", "run_dir", "cost", "threads", "device", "eval_requests", "eval_max_new_tokens"}
     | {"checkpoint_every", "progress", "live_check", "live_requests", "seeds", "jobs", "sweep", "sweep_timesteps"}
+    | {"curve_every", "curve_requests"}
 )
 """fields that a resumed run may change; the others decide what is learned and stay as they were"""
 LIVE_ONLY = ("target", "draft", "mode", "temperature", "max_new_tokens", "k_max", "time_source", "workload")
@@ -121,6 +122,11 @@ class TrainConfig:
     must be fetched first; without it, this is done where they are on the machine."""
     live_requests: int = 3
     """replay: held-out requests of that check; 0 skips it."""
+    curve_every: int | None = None
+    """Rounds between the points of the TensorBoard curves that set the policy against its baselines; 0 for none.
+    Default: replay a twentieth of the run (1,024 at least), live 0, since every point is decoded."""
+    curve_requests: int = 24
+    """Train requests that are played for each point of these curves."""
     progress: Annotated[bool, tyro.conf.FlagConversionOff] = True
     """Show a progress bar."""
 
@@ -154,6 +160,8 @@ class TrainConfig:
             ("eval_requests", 0),
             ("eval_max_new_tokens", 1),
             ("live_requests", 0),
+            ("curve_every", 0),
+            ("curve_requests", 1),
             ("seed", 0),
         ):
             value = getattr(self, name)
@@ -201,6 +209,18 @@ class TrainConfig:
     def checkpoint_rounds(self) -> int:
         """Rounds between checkpoints."""
         return self.checkpoint_every or (256 if self.backend == "live" else 40_960)
+
+    @property
+    def curve_name(self) -> str:
+        """The trained policy in TensorBoard, apart from an online learner of that name among the baselines."""
+        return self.algo if self.algo in SB3_ALGORITHMS else f"{self.algo} trained"
+
+    @property
+    def curve_rounds(self) -> int:
+        """Rounds between the points of the curves against baselines, 0 for none."""
+        if self.curve_every is not None:
+            return self.curve_every
+        return 0 if self.backend == "live" else max(1024, self.rounds // 20)
 
     @property
     def sampling_temperature(self) -> float:

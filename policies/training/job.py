@@ -21,6 +21,7 @@ from policies.training.checkpoint import Checkpoint, generator_states, read_chec
 from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
 from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
 from policies.training.online import OnlineRun
+from policies.training.progress import draw_progress, log_held_out
 from policies.training.report import check_live, compare
 from policies.training.sb3 import Sb3Run, rollout_of
 from policies.training.setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
@@ -58,7 +59,8 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         return INTERRUPTED
     try:
         if config.eval_requests != 0:
-            compare(config, problem, run_dir, run_dir / POLICY_FILE)
+            evaluation = compare(config, problem, run_dir, run_dir / POLICY_FILE)
+            log_held_out(evaluation, config, run_dir, read_checkpoint(run_dir).steps)
             check_live(config, problem, run_dir, run_dir / POLICY_FILE)
     except KeyboardInterrupt:
         say("\nThe comparison was stopped; training is complete.")
@@ -149,8 +151,10 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
     vectorised = problem.trace is not None
     planned = planned_rounds(config, checkpoint, vectorised=vectorised)
     _say_plan(config, problem, planned, done, run_dir)
-    log = TrainingLog(run_dir, planned, resumed_at=done if checkpoint is not None else None, progress=config.progress)
+    resumed_at = done if checkpoint is not None else None
+    log = TrainingLog(run_dir, planned, name=config.curve_name, resumed_at=resumed_at, progress=config.progress)
     try:
+        draw_progress(config, problem, run_dir, log, resumed_at)
         run: Sb3Run | OnlineRun
         if config.algo in SB3_ALGORITHMS:
             rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)

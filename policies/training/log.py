@@ -5,19 +5,20 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from assc.core import Totals
-from assc.tb import scalars_of
+from assc.core import Policy, Totals
+from assc.tb import Curve, directory_names, open_writer, scalars_of
+
+if TYPE_CHECKING:
+    from policies.training.progress import Progress
 
 TENSORBOARD_DIR = "tb"
 TAG = "decode"
@@ -59,10 +60,7 @@ class _TensorBoard(TensorBoardOutputFormat):
     """
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
-        purge = None if resumed_at is None else resumed_at + 1
-        if any(f".tfevents.{int(time.time())}." in path.name for path in folder.glob("events.out.*")):
-            time.sleep(1.0)  # files are read in the order of their names, which begin with the second
-        self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge)
+        self.writer = open_writer(folder, resumed_at)
         self._is_closed = False
         self._before = -1 if resumed_at is None else resumed_at
         self._last: dict[str, int] = {}
@@ -73,12 +71,25 @@ class _TensorBoard(TensorBoardOutputFormat):
         self._last.update(dict.fromkeys(new, step))
 
 
+def curve_folder(run_dir: Path, name: str) -> Path:
+    """Where the curves of a policy of this run are."""
+    return run_dir / TENSORBOARD_DIR / directory_names([name])[0]
+
+
 class TrainingLog:
     """Counts rounds, moves the progress bar and writes our scalars beside SB3's, flushed at every dump."""
 
-    def __init__(self, run_dir: Path, total: int, *, resumed_at: int | None = None, progress: bool = True) -> None:
-        folder = run_dir / TENSORBOARD_DIR
-        self.logger = Logger(str(folder), [_TensorBoard(folder, resumed_at)])
+    def __init__(
+        self, run_dir: Path, total: int, *, name: str = "policy", resumed_at: int | None = None, progress: bool = True
+    ) -> None:
+        """`name` is the policy's in TensorBoard, beside which its baselines stand."""
+        folder = curve_folder(run_dir, name)
+        board = _TensorBoard(folder, resumed_at)
+        self.logger = Logger(str(folder), [board])
+        self.curve = Curve(folder, resumed_at=resumed_at, writer=board.writer)
+        """the same file, for what is not a scalar of training"""
+        self.progress: Progress | None = None
+        """curves against baselines, where the run draws some"""
         self.total = total
         self.totals, self.window = Totals(), Totals()
         self._recent: deque[Totals] = deque(maxlen=SHOWN_ROUNDS)
@@ -112,6 +123,11 @@ class TrainingLog:
                 self.logger.record(f"{TAG}/{name}", value)
             self.window = Totals()
 
+    def compare(self, step: int, player: Callable[[], Policy], *, always: bool = False) -> None:
+        """Draw a point of the curves against baselines if it is due; `player` makes the learner as it is now."""
+        if self.progress is not None:
+            self.progress.log(step, player, always=always)
+
     def dump(self, step: int) -> None:
         """Write what is waiting."""
         self.logger.dump(step)
@@ -135,4 +151,7 @@ class TrainingLog:
 
     def close(self) -> None:
         self._bar.close()
+        if self.progress is not None:
+            self.progress.close()
+        self.curve.close()
         self.logger.close()

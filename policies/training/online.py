@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,18 @@ class OnlineRun:
         }
         return Checkpoint(self.steps, state)
 
+    def player(self) -> Policy:
+        """A copy of the learner as it is now: it may go on learning, and is thrown away."""
+        policy = make_policy(self.config.algo, seed=self.config.seed)
+        policy.load_state_dict(copy.deepcopy(self.policy.state_dict()))
+        return policy
+
     def train(self, interrupt: Interrupt, run_dir: Path) -> bool:
         """Learn what is left to learn; False if Ctrl-C stopped it. Either way the last checkpoint is on disk."""
         saved_at = self.steps
         boundary = self.snapshot()
         while self.steps < self.config.rounds:
+            self.log.compare(self.steps, self.player)
             if self.steps - saved_at >= self.config.checkpoint_rounds:
                 write_checkpoint(run_dir, boundary)
                 saved_at = self.steps
@@ -77,6 +85,7 @@ class OnlineRun:
                     return False
             boundary = self.snapshot()
         write_checkpoint(run_dir, self.snapshot())  # before the last dump: a longer run goes on from here
+        self.log.compare(self.steps, self.player, always=True)
         self.log.record_window()
         self.log.dump(self.steps)
         return not interrupt.requested

@@ -52,6 +52,7 @@ def compare_on_trace(config: TrainConfig, run_dir: Path, trained: Path) -> Evalu
         cost=config.cost,
         requests=config.eval_requests,
         seed=config.seed,
+        rounds=SHOWN_REQUESTS,
     )
     job = replay_job(job_config)
     evaluation = play(job_config, job)

@@ -19,6 +19,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from assc.errors import ArtefactError
+from policies.artefact import network_policy
+from policies.learned import LearnedPolicy
+from policies.sb3_adapter import actor_network
 from policies.training.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
 from policies.training.config import TrainConfig, require_recurrent
 from policies.training.log import Interrupt, TrainingLog
@@ -157,6 +160,11 @@ class Sb3Run:
     def updates(self) -> int:
         return int(self.model._n_updates)
 
+    def player(self) -> LearnedPolicy:
+        """The greedy policy as it is now, as it would be saved."""
+        _, network = actor_network(self.model, self.venv)
+        return network_policy(network, self.play.featurizer, self.play.table, self.play.opening)
+
     def train(self, interrupt: Interrupt, run_dir: Path) -> bool:
         """Learn what is left to learn; False if Ctrl-C stopped it. Either way the last checkpoint is on disk."""
         left = self.config.rounds - self.steps
@@ -171,6 +179,7 @@ class Sb3Run:
         if callback.stopped:
             return False
         write_checkpoint(run_dir, self.snapshot())  # before the last dump: a longer run goes on from here
+        self.log.compare(self.steps, self.player, always=True)
         self.log.record_window()
         self.log.dump(self.steps)
         return not interrupt.requested
@@ -258,6 +267,7 @@ class _Callback(BaseCallback):
         self._on_policy = not isinstance(run.model, DQN)
 
     def _on_rollout_start(self) -> None:
+        self.run.log.compare(self.run.steps, self.run.player)
         due = self.run.steps - self._saved_at >= self.run.config.checkpoint_rounds
         if due or self._on_policy or self.interrupt.requested:
             self._boundary = self.run.snapshot()

@@ -77,7 +77,9 @@ def sweep(config: TrainConfig) -> int:
     def objective(trial: Any) -> float:
         algo, words = with_settings(config.algo, config.set, SPACES[config.algo.partition(":")[0]](trial))
         steps = config.sweep_timesteps or config.total_timesteps
-        one = replace(config, algo=algo, set=words, total_timesteps=steps, progress=False, sweep=None, seeds=())
+        one = replace(
+            config, algo=algo, set=words, total_timesteps=steps, progress=False, sweep=None, seeds=(), curve_every=0
+        )
         run_dir = folder / "trials" / f"{trial.number:03}"
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.mkdir(parents=True)
