@@ -23,7 +23,7 @@ from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.results import Evaluation
 from assc.shipped import shipped_costs, shipped_trace
-from assc.trace import Trace
+from assc.trace import IMPORTED, Trace
 from assc.trace_io import read_trace
 from assc.trace_rules import balanced_rows
 
@@ -137,6 +137,10 @@ def live_backend(
     from assc.live import LiveBackend
     from assc.pairs import load_pair
 
+    if trace.header.pair == IMPORTED:
+        raise TraceError(
+            f"{trace.name} was imported: the models that wrote it are not known, so nothing can play it live"
+        )
     loaded = load_pair(
         pair, draft=draft, dtype=trace.header.dtype or "auto", threads=threads or trace.header.threads or None
     )
