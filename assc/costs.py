@@ -16,14 +16,25 @@ Coefficients are fitted by non-negative least squares to measured rounds of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from assc.core import RoundRecord
 
 TILE = 16
 """columns that are multiplied at once"""
+
+
+def _check_seconds(costs: Any) -> None:
+    """ValueError unless every number of a dataclass is finite and 0 or more: NaN would spread into every result."""
+    for f in fields(costs):
+        value = getattr(costs, f.name)
+        if f.name in ("drafters", "label", "static_kv"):
+            continue
+        if isinstance(value, bool) or not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise ValueError(f"{f.name} is {value!r}, it must be a finite number from 0")
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,9 @@ class DrafterCost:
     """one committed token fed besides the usual one"""
     per_call: float = 0.0
     """each time it is asked at all, for a proposal or a peek; the whole cost of a lookup"""
+
+    def __post_init__(self) -> None:
+        _check_seconds(self)
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class CostModel:
     """per `TILE` columns of the verified block beyond the first `TILE`"""
 
     def __post_init__(self) -> None:
+        _check_seconds(self)
         if self.target_fixed <= 0:
             raise ValueError("a cost model needs target_fixed > 0 seconds")
 

@@ -182,6 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if config.requests < 1:
             raise TraceError(f"--requests is {config.requests}, allowed is 1 or more")
+        if config.threads is not None and config.threads < 1:
+            raise TraceError(f"--threads is {config.threads}, allowed is 1 or more")
         if config.json is not None:
             check_writable(config.json)
         make_policy(config.policy)

@@ -18,6 +18,7 @@ from assc.cli import parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
+from assc.files import check_writable, only_run
 from assc.recorder import KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
@@ -156,6 +157,7 @@ def _check(config: Config) -> None:
         raise RequestError("--max-new-tokens, --k-max, --shard and --together are 1 or more, --requests is 0 or more")
     if config.k_max > 100:
         raise RequestError(f"--k-max is {config.k_max}, allowed is at most 100")
+    check_writable(config.out / "trace.npz")
     if sorted(config.out.glob("shard-*.npz")) and not config.resume:
         raise TraceError(f"{config.out} holds shards of an earlier run; add --resume or choose another folder")
 
@@ -269,7 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         config = parse(Config, argv, prog="python -m assc record", description="Record what drafters would propose.")
-        path = record(config)
+        _check(config)  # makes the folder
+        with only_run(config.out):
+            path = record(config)
         print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
         return 0
 

@@ -69,9 +69,7 @@ def check_live(config: TrainConfig, problem: Problem, run_dir: Path, trained: Pa
         return None
     recorded = problem.trace.header.pair
     if not config.live_check and recorded not in ("", config.pair):
-        print(
-            f"The trace is of the pair {recorded}, not of {config.pair}: no live check (--pair chooses another pair)."
-        )
+        print(f"The trace is of the pair {recorded}, not of {config.pair}: no live check.")
         return None
     try:
         print(f"Checking {config.live_requests} held-out requests on the live decoder …", flush=True)

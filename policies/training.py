@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assc.errors import RequestError
+from assc.files import only_run
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
 from policies.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
@@ -46,7 +47,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
-    with _generators_kept():
+    with only_run(run_dir), _generators_kept():
         finished = _learn(config, problem, run_dir, checkpoint)
     if not finished:
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
