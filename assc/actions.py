@@ -13,6 +13,14 @@ from assc.core import ROLLBACK, Action
 from assc.errors import RequestError
 
 DEFAULT_K_VALUES: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
+K_LIMIT = 100
+"""largest K_max of the command lines: a trace stores accepted lengths in 8 bits"""
+
+
+def check_k_max(k_max: int) -> None:
+    """`RequestError` unless `--k-max` is within 1 and `K_LIMIT`."""
+    if not 1 <= k_max <= K_LIMIT:
+        raise RequestError(f"--k-max is {k_max}, allowed is 1 to {K_LIMIT}")
 
 
 @dataclass(frozen=True)

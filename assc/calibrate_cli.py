@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assc.actions import ActionTable
+from assc.actions import ActionTable, check_k_max
 from assc.cli import parse, run_cli
 from assc.core import ROLLBACK, Action, Episode, Mode, Observation, Request
 from assc.costs import CostModel
@@ -144,6 +144,7 @@ def _check(config: Config) -> None:
         raise RequestError("--mode greedy takes --temperature 0; sample with --mode gumbel")
     if min(config.rounds, config.check_requests, config.check_tokens, config.repeats, config.k_max) < 1:
         raise RequestError("--rounds, --check-requests, --check-tokens, --repeats and --k-max are 1 or more")
+    check_k_max(config.k_max)
     if not config.budgets or min(config.budgets) < 2:
         raise RequestError("--budgets needs at least one number, each 2 or more")
     if config.out is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from assc.actions import check_k_max
 from assc.cli import parse, run_cli
 from assc.core import Mode
 from assc.drafts_report import Report
@@ -74,8 +75,7 @@ def _check(config: Config) -> None:
         raise RequestError(
             f"--max-new-tokens is {config.max_new_tokens}, it must be 2 or more: a budget's last token is never drafted"
         )
-    if config.k_max < 1:
-        raise RequestError(f"--k-max is {config.k_max}, it must be 1 or more")
+    check_k_max(config.k_max)
     if not 1 <= config.fixed_k <= min(config.k_max, config.max_new_tokens - 1):
         raise RequestError(f"--k is {config.k}, it must be 1 or more, at most --k-max and below --max-new-tokens")
     if config.seed < 0:

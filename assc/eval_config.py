@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from assc.actions import check_k_max
 from assc.cli import UsageError
 from assc.core import Mode
 from assc.errors import AsscError, RequestError
@@ -148,8 +149,8 @@ def check(config: Config) -> None:
         raise UsageError(f"--{name.replace('_', '-')} makes no sense with --backend {config.backend}: {why}")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
         raise RequestError(f"--max-new-tokens is {config.max_new_tokens}, it must be 1 or more")
-    if config.k_max is not None and config.k_max < 1:
-        raise RequestError(f"--k-max is {config.k_max}, it must be 1 or more")
+    if config.k_max is not None:
+        check_k_max(config.k_max)
     if replay and config.replay.requests < 0:
         raise RequestError(f"--requests is {config.requests}, it must be 1 or more, or 0 for all")
     warmup = config.warmup or 0

@@ -16,6 +16,7 @@ from assc.cli import parse, run_cli
 from assc.core import Backend, Episode, Request
 from assc.costs import CostModel
 from assc.costs_io import read_costs
+from assc.device import check_threads
 from assc.errors import TraceError
 from assc.evaluate import evaluate
 from assc.files import check_writable, write_json
@@ -182,8 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if config.requests < 1:
             raise TraceError(f"--requests is {config.requests}, allowed is 1 or more")
-        if config.threads is not None and config.threads < 1:
-            raise TraceError(f"--threads is {config.threads}, allowed is 1 or more")
+        check_threads(config.threads)
         if config.json is not None:
             check_writable(config.json)
         make_policy(config.policy)

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 import assc
+from assc.actions import check_k_max
 from assc.cli import parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
@@ -153,10 +154,9 @@ def _check(config: Config) -> None:
         raise RequestError("--temperatures needs at least one number, each 0 or more and listed once")
     if config.mode == "greedy" and max(config.temperatures) > 0:
         raise RequestError("--mode greedy takes --temperatures 0; sample with --mode gumbel")
-    if min(config.max_new_tokens, config.k_max, config.shard, config.together) < 1 or config.requests < 0:
-        raise RequestError("--max-new-tokens, --k-max, --shard and --together are 1 or more, --requests is 0 or more")
-    if config.k_max > 100:
-        raise RequestError(f"--k-max is {config.k_max}, allowed is at most 100")
+    if min(config.max_new_tokens, config.shard, config.together) < 1 or config.requests < 0:
+        raise RequestError("--max-new-tokens, --shard and --together are 1 or more, --requests is 0 or more")
+    check_k_max(config.k_max)
     check_writable(config.out / "trace.npz")
     if sorted(config.out.glob("shard-*.npz")) and not config.resume:
         raise TraceError(f"{config.out} holds shards of an earlier run; add --resume or choose another folder")

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import assc
+from assc.actions import check_k_max
 from assc.core import Mode, Request
 from assc.errors import TraceError
 from assc.trace import FINISHES, IMPORTED, DrafterInfo, Header, Trace
@@ -39,8 +40,7 @@ def import_jsonl(
     A position at which a lookup accepted nothing may have had no proposal at all; the file does not tell, so the
     lookup is taken to propose there. A position without an entry (some recorders leave out the last) accepts nothing.
     """
-    if not 1 <= k_max <= 100:
-        raise TraceError(f"K_max is {k_max}, allowed is 1 to 100")
+    check_k_max(k_max)
     if not 0 <= temperature < math.inf:
         raise TraceError(f"the temperature is {temperature}, allowed is 0 or more")
     if mode == "greedy" and temperature > 0:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from assc.actions import check_k_max
 from assc.core import MODES, Mode
 from assc.errors import ArtefactError, RequestError, SpecError
 from assc.files import git_commit, versions, write_json
@@ -99,6 +100,8 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise an `AsscError` of one sentence if a value cannot work."""
+        from assc.device import check_threads
+
         online = self.algo.partition(":")[0] in ONLINE_LEARNERS
         if self.algo not in SB3_ALGORITHMS and not online:
             raise SpecError(f"unknown algorithm {self.algo!r}; known: {', '.join((*SB3_ALGORITHMS, *ONLINE_LEARNERS))}")
@@ -115,7 +118,6 @@ class TrainConfig:
             raise SpecError(f"unknown mode {self.mode!r}; known modes: {', '.join(MODES)}")
         for name, smallest in (
             ("max_new_tokens", 1),
-            ("k_max", 1),
             ("checkpoint_every", 1),
             ("eval_requests", 0),
             ("eval_max_new_tokens", 1),
@@ -125,8 +127,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise RequestError(f"{_flag(name)} is at least {smallest}, got {value}")
-        if self.threads is not None and self.threads < 1:
-            raise RequestError(f"--threads is at least 1, got {self.threads}")
+        check_k_max(self.k_max)
+        if self.seed >= 2**32:
+            raise RequestError(f"--seed is at most {2**32 - 1}, got {self.seed}")
+        check_threads(self.threads)
         if not 0 <= self.sampling_temperature < math.inf:
             raise RequestError(f"--temperature is at least 0, got {self.temperature}")
         if self.mode == "greedy" and self.sampling_temperature > 0:

@@ -20,7 +20,19 @@ from assc.run import run_request
 from assc.shipped import shipped_costs
 from assc.trace_io import read_trace
 
-ROOFLINE = "roofline --profile llama-8b-1b-h100 --drafters eagle=0.25e9 suffix=lookup --out costs.json"
+PAGE = Path(__file__).parent.parent / "docs" / "traces.md"
+COMMANDS = [
+    line.strip()
+    for line in PAGE.read_text(encoding="utf-8").split("## Public traces")[1].splitlines()
+    if line.startswith("    python ")
+]
+"""what the page says to type, in order"""
+
+
+def run(command: str, *more: str) -> int:
+    words = [*command.split()[1:], *more]
+    mains = {"train_policy.py": train_policy.main, "eval.py": eval_script.main}
+    return mains[words[0]](words[1:]) if words[0] in mains else module_main.main(words[2:])
 
 
 @pytest.fixture
@@ -28,25 +40,23 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with public.jsonl, public.npz and costs.json; the working directory."""
     monkeypatch.chdir(tmp_path)
     public_trace.write(Path("public.jsonl"), requests=24, tokens=40)
-    assert module_main.main("trace import public.jsonl --out public.npz".split()) == 0
-    assert module_main.main(ROOFLINE.split()) == 0
+    assert run(COMMANDS[0]) == run(COMMANDS[1]) == 0
     return tmp_path
 
 
 def test_import_train_and_evaluate(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--traces", "public.npz", "--cost", "costs.json"]
-    assert train_policy.main([*common, "--total-timesteps", "64", "--run-dir", "run"]) == 0
+    assert run(COMMANDS[2], "--total-timesteps", "64") == 0
     out = capsys.readouterr().out
     assert "pair imported" in out and "Live check" not in out and "no live check" in out
-    policies = ["--policies", "ar", "static:tuned", "assc", "cascade", "accept_model", "run/policy.zip", "oracle"]
-    words = ["--backend", "replay", *common, *policies, "--rounds", "1", "--json", "out.json"]
-    assert eval_script.main(words) == 0
+    assert run(COMMANDS[3], "--rounds", "1") == 0
+    assert len(COMMANDS) == 4
     assert "the cost model was computed, not measured" in capsys.readouterr().out
     result = json.loads(Path("out.json").read_text(encoding="utf-8"))
     speed = {row["policy"]: row["speedup"] for row in result["rows"]}
     assert result["meta"]["cost_file"]["device"] == "h100"
     assert speed["oracle"] == max(speed.values()) and speed["assc"] > 1
-    assert module_main.main(["report", "out.json", "run", "--out", "report.html"]) == 0
+    assert module_main.main(["report", "out.json", "runs/public", "--out", "report.html"]) == 0
     assert module_main.main(["live-check", "--policy", "assc", *common]) == 2
     assert train_policy.main([*common, "--total-timesteps", "64", "--live-check"]) == 2
     assert "imported" in capsys.readouterr().err
