@@ -59,10 +59,13 @@ class LiveCheck:
         low, high = self.live["speedup_ci95"]
         bounds = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
         measured = _times(self.live["speedup"]) + bounds
+        half = self.same_text < self.requests and self.meta["dtype"] in ("bfloat16", "float16")
+        why = f"; in {self.meta['dtype']} another processor may round near ties differently (docs/training.md)"
         return (
             f"Live check ({where}, mode {self.meta['mode']}, {self.requests} held-out requests): same text in "
             f"{self.same_text} of {self.requests}, same round in {self.same_rounds} of {self.rounds}; "
             f"speed-up measured {measured}, modelled {_times(self.replay['speedup'])}"
+            f"{why if half else ''}"
         )
 
 

@@ -158,13 +158,15 @@ def test_the_readme_python_block_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("backend", ["replay", "live"])
 def test_a_policy_in_one_file_as_documented(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "add-a-policy.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
     (tmp_path / "mine.py").write_text(textwrap.dedent(block), encoding="utf-8")
-    words = "mine.py --policies ar static:4 mine mine:4 --pair tiny --requests 2 --max-new-tokens 16".split()
+    replay, live = (c.split() for c in re.findall(r"`python (mine\.py [^`]*)`", page))
+    words = [*(replay if backend == "replay" else live), "--requests", "2", "--max-new-tokens", "16"]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", words)
     registry.load_plugins()
