@@ -124,9 +124,10 @@ def calibrate_pair(config: Config) -> int:
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         residuals=found.residuals,
     )
+    if config.out is not None:  # before the printing, which a closed pipe stops
+        write_costs(file, config.out)
     print(describe(file))
     if config.out is not None:
-        write_costs(file, config.out)
         print(f"written to {config.out}")
     if rows:
         print(check_table(rows))

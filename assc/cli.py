@@ -33,7 +33,8 @@ class UsageError(AsscError):
 
 
 def run_cli(main: Callable[[], int | None]) -> int:
-    """Run `main` and return the exit code: its own (None is 0), 2 after an `AsscError`, 130 after Ctrl-C.
+    """Run `main` and return the exit code: its own (None is 0), 2 after an `AsscError` or when the operating
+    system refuses a file, 130 after Ctrl-C.
 
     Other exceptions are faults of the program and pass through with their traceback.
     """
@@ -48,6 +49,12 @@ def run_cli(main: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # the reader, for example `head`, has seen enough; Python would complain while closing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder without permission: nothing that a traceback would explain
+        if error.errno is None:
+            raise
+        where = f" {str(error.filename)!r}" if error.filename is not None else ""
+        print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+        return EXIT_USER_ERROR
     except SystemExit as stop:  # `--help` of the argument parser
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0

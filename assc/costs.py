@@ -20,8 +20,9 @@ Coefficients are fitted by non-negative least squares to measured rounds of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,16 @@ from assc.groups import judged, played_groups
 
 TILE = 16
 """columns that are multiplied at once"""
+
+
+def _check_seconds(costs: Any) -> None:
+    """ValueError unless every number of a dataclass is finite and 0 or more: NaN would spread into every result."""
+    for f in fields(costs):
+        value = getattr(costs, f.name)
+        if f.name in ("drafters", "label", "static_kv", "target_curve"):
+            continue
+        if isinstance(value, bool) or not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise ValueError(f"{f.name} is {value!r}, it must be a finite number from 0")
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,9 @@ class DrafterCost:
     """each time it is asked at all, for a proposal or a peek; the whole cost of a lookup"""
     per_load: float = 0.0
     """unloading it once and bringing it back, charged to the round that asks for it (live only)"""
+
+    def __post_init__(self) -> None:
+        _check_seconds(self)
 
 
 @dataclass(frozen=True)
@@ -84,12 +98,15 @@ class CostModel:
     knots and flat outside; may be negative"""
 
     def __post_init__(self) -> None:
+        _check_seconds(self)
         if self.target_fixed <= 0:
             raise ValueError("a cost model needs target_fixed > 0 seconds")
         object.__setattr__(self, "target_curve", tuple((int(c), float(s)) for c, s in self.target_curve))
         columns = [c for c, _ in self.target_curve]
         if columns != sorted(set(columns)):
             raise ValueError(f"the knots of target_curve have ascending columns, got {columns}")
+        if not all(math.isfinite(seconds) for _, seconds in self.target_curve):
+            raise ValueError(f"the seconds of target_curve are finite numbers, got {self.target_curve}")
 
     def forward(self, columns: float) -> float:
         """Seconds of one target forward over `columns` tokens, apart from what depends on `kv`.

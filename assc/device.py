@@ -22,6 +22,16 @@ DTYPES: dict[str, torch.dtype] = {
 """names accepted beside "auto" """
 
 
+MAX_THREADS = 1024
+"""far more than pay; hundreds of thousands end the process without a word"""
+
+
+def check_threads(threads: int | None) -> None:
+    """`PairError` for a number of threads that torch cannot use; None leaves the choice to torch."""
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise PairError(f"threads is 1 or more, at most {MAX_THREADS}, got {threads}")
+
+
 def resolve_device(name: str) -> torch.device:
     """`auto` is the first CUDA device if there is one, else the CPU. Raises `PairError` for a device not present."""
     if name == "auto":

@@ -8,7 +8,8 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,32 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise AsscError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into `folder` at the same time; `AsscError` when one does already.
+
+    The lock is on the folder itself and ends with the process, however that ends. Without `fcntl` (Windows), or on a
+    file system without locks, nothing is kept off.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise AsscError(f"another run is writing into {str(folder)!r}; wait for it or choose another folder") from None
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from assc.cli import parse, run_cli
 from assc.core import Backend, Episode, Request
 from assc.costs import CostModel
 from assc.costs_io import read_costs
+from assc.device import check_threads
 from assc.errors import TraceError
 from assc.evaluate import evaluate
 from assc.files import check_writable, write_json
@@ -23,7 +24,7 @@ from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.results import Evaluation
 from assc.shipped import shipped_costs, shipped_trace
-from assc.trace import Trace
+from assc.trace import IMPORTED, Trace
 from assc.trace_io import read_trace
 from assc.trace_rules import balanced_rows
 
@@ -58,10 +59,13 @@ class LiveCheck:
         low, high = self.live["speedup_ci95"]
         bounds = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
         measured = _times(self.live["speedup"]) + bounds
+        half = self.same_text < self.requests and self.meta["dtype"] in ("bfloat16", "float16")
+        why = f"; in {self.meta['dtype']} another processor may round near ties differently (docs/training.md)"
         return (
             f"Live check ({where}, mode {self.meta['mode']}, {self.requests} held-out requests): same text in "
             f"{self.same_text} of {self.requests}, same round in {self.same_rounds} of {self.rounds}; "
             f"speed-up measured {measured}, modelled {_times(self.replay['speedup'])}"
+            f"{why if half else ''}"
         )
 
 
@@ -137,6 +141,10 @@ def live_backend(
     from assc.live import LiveBackend
     from assc.pairs import load_pair
 
+    if trace.header.pair == IMPORTED:
+        raise TraceError(
+            f"{trace.name} was imported: the models that wrote it are not known, so nothing can play it live"
+        )
     loaded = load_pair(
         pair, draft=draft, dtype=trace.header.dtype or "auto", threads=threads or trace.header.threads or None
     )
@@ -178,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if config.requests < 1:
             raise TraceError(f"--requests is {config.requests}, allowed is 1 or more")
+        check_threads(config.threads)
         if config.json is not None:
             check_writable(config.json)
         make_policy(config.policy)

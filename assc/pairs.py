@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from assc.catalogue import MODEL_DRAFTER, NGRAM_DRAFTER, PAIRS, PairSpec, pair_spec
 from assc.convert import quiet_transformers
-from assc.device import resolve_device, resolve_dtype
+from assc.device import check_threads, resolve_device, resolve_dtype
 from assc.drafters.artefact import design_of, is_net, read_config
 from assc.errors import PairError, RequestError, UnsupportedModelError
 from assc.sources import TINY, locate
@@ -95,8 +95,7 @@ def load_pair(
     whose state cannot be rolled back.
     """
     if threads is not None:
-        if threads < 1:
-            raise PairError(f"threads is 1 or more, got {threads}")
+        check_threads(threads)
         torch.set_num_threads(threads)
     given = named_drafts([draft] if isinstance(draft, str) else draft or ())
     learned = {key: Path(source) for key, source in given.items() if is_net(Path(source))}

@@ -18,6 +18,7 @@ from assc.cli import parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
+from assc.files import check_writable, only_run
 from assc.groups import check_k_max
 from assc.manifest import finish_run, packaged_workload, start_run
 from assc.recorder import STARTS, KnownText, decode_together, drafter_info, record_request
@@ -167,6 +168,7 @@ def _check(config: Config) -> None:
             f"--starts is 1 or more and --steps 0 to K_max, which is {config.k_max}; got {config.starts} and "
             f"{config.steps}"
         )
+    check_writable(config.out / "trace.npz")
     if sorted(config.out.glob("shard-*.npz")) and not config.resume:
         raise TraceError(f"{config.out} holds shards of an earlier run; add --resume or choose another folder")
 
@@ -291,7 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         config = parse(Config, argv, prog="python -m assc record", description="Record what drafters would propose.")
-        path = record(config)
+        _check(config)  # makes the folder
+        with only_run(config.out):
+            path = record(config)
         print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
         return 0
 

@@ -7,7 +7,8 @@ several devices, two all-reduces per layer. Everything made here is labelled mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,10 @@ DEVICES: dict[str, Device] = {
 
 BYTES: dict[str, float] = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8": 1.0, "int4": 0.5}
 """per parameter; keys and values are kept in 16 bits (float32: 32)"""
+
+
+LOOKUP_SECONDS = 30e-6
+"""one call of an n-gram or suffix lookup on the host"""
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,12 @@ def roofline_costs(
     k_max: int = 16,
     dtype: str = "bfloat16",
     draft_devices: int = 1,
+    drafters: Mapping[str, Shape | None] | None = None,
 ) -> CostModel:
     """A `CostModel` per row of a batch that moves in step: the line through K = 0 and K = `k_max` at `kv` tokens.
 
-    The draft runs on `draft_devices` of the devices. Raises `RequestError` for a dtype that is not known.
+    `drafters` names what is priced, None being a lookup; without it the draft is `model`, and a lookup `ngram` is
+    added. Drafts run on `draft_devices` of the devices. Raises `RequestError` for a dtype that is not known.
     """
     if dtype not in BYTES:
         raise RequestError(f"unknown dtype {dtype!r} for a roofline; known: {', '.join(BYTES)}")
@@ -106,17 +113,22 @@ def roofline_costs(
     most = machine.forward(target, k_max + 1, kv, batch, dtype)
     empty = machine.forward(target, 1, 0, batch, dtype)
     per_token, per_kv = (most - one) / k_max, (one - empty) / kv
-    drafters = {"ngram": DrafterCost(0.0, per_call=30e-6)}
-    if draft is not None:
-        small = Machine(machine.device, draft_devices, machine.efficiency, machine.launch, machine.all_reduce)
-        step = small.forward(draft, 1, kv, batch, dtype)
-        caught = (small.forward(draft, 65, kv, batch, dtype) - step) / 64
-        drafters = {"model": DrafterCost(step, per_catch_up=min(caught, step)), **drafters}
+    if drafters is None:
+        drafters = {"model": draft, "ngram": None} if draft is not None else {"ngram": None}
+    small = Machine(machine.device, draft_devices, machine.efficiency, machine.launch, machine.all_reduce)
+
+    def cost(shape: Shape | None) -> DrafterCost:
+        if shape is None:
+            return DrafterCost(0.0, per_call=LOOKUP_SECONDS)
+        step = small.forward(shape, 1, kv, batch, dtype)
+        caught = (small.forward(shape, 65, kv, batch, dtype) - step) / 64
+        return DrafterCost(step, per_catch_up=min(caught, step))
+
     return CostModel(
         target_fixed=one - per_token - per_kv * kv,
         target_per_token=per_token,
         target_per_kv=per_kv,
-        drafters=drafters,
+        drafters={name: cost(shape) for name, shape in drafters.items()},
         overhead=0.3e-3,
         label=f"modelled (roofline): {machine.count}x{machine.device.name}, batch {batch}, {dtype}",
         kv_reference=kv,
@@ -132,12 +144,14 @@ PROFILES: dict[str, tuple[Shape, Shape, Machine]] = {
 """pair and machine by name"""
 
 
-def profile_costs(name: str, *, batch: int = 1, kv: int = 1024) -> CostModel:
-    """The cost model of a named profile. `RequestError` for an unknown name."""
+def profile_costs(
+    name: str, *, batch: int = 1, kv: int = 1024, drafters: Mapping[str, Shape | None] | None = None
+) -> CostModel:
+    """The cost model of a named profile, for its own draft or for `drafters`. `RequestError` for an unknown name."""
     if name not in PROFILES:
         raise RequestError(f"unknown profile {name!r}; known profiles: {', '.join(PROFILES)}")
     target, draft, machine = PROFILES[name]
-    return roofline_costs(target, draft, machine, batch=batch, kv=kv)
+    return roofline_costs(target, draft, machine, batch=batch, kv=kv, drafters=drafters)
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,9 @@ class Config:
     """parameters of the target"""
     draft: float = 1.5e9
     """parameters of the draft; 0 for none"""
+    drafters: tuple[str, ...] = ()
+    """instead of the draft: NAME=PARAMETERS or NAME=lookup for each drafter of a trace, as eagle=0.25e9
+    suffix=lookup"""
     device: str = "h800"
     """h800, h100, h200, a100, mi300x, l40s, l4 or rtx4090"""
     count: int = 8
@@ -162,6 +179,28 @@ class Config:
     """bfloat16, float16, float32, fp8 or int4"""
     out: Path | None = None
     """cost model file to write (labelled modelled)"""
+
+
+def read_drafters(words: Sequence[str]) -> dict[str, Shape | None] | None:
+    """Drafters by name out of NAME=PARAMETERS and NAME=lookup; None when no word is given. Raises `RequestError`.
+
+    >>> read_drafters(["suffix=lookup"])
+    {'suffix': None}
+    """
+    found: dict[str, Shape | None] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        try:
+            size = None if value == "lookup" else float(value)
+        except ValueError:
+            size = math.nan
+        if not name or name in found or (size is not None and not 1 <= size < math.inf):
+            raise RequestError(
+                f"--drafters {word!r} is not NAME=PARAMETERS or NAME=lookup with a new name, as eagle=0.25e9 or "
+                "suffix=lookup"
+            )
+        found[name] = None if size is None else Shape.guess(size)
+    return found or None
 
 
 def expected_speedup(costs: CostModel, drafter: str, k: int, alpha: float) -> float:
@@ -196,21 +235,35 @@ def run(config: Config) -> int:
     """Print and save the modelled costs."""
     if config.device not in DEVICES:
         raise RequestError(f"unknown device {config.device!r}; known devices: {', '.join(DEVICES)}")
-    if min(config.target, config.count, config.batch, config.kv) < 1 or config.draft < 0:
+    drafters = read_drafters(config.drafters)
+    sizes = (config.target, config.draft)
+    if (
+        not all(map(math.isfinite, sizes))
+        or min(config.target, config.count, config.batch, config.kv) < 1
+        or sizes[1] < 0
+    ):
         raise RequestError("--target, --count, --batch and --kv are 1 or more, --draft is 0 or more")
+    if config.profile is not None:
+        plain = Config()
+        for name in ("target", "draft", "device", "count", "dtype"):
+            if getattr(config, name) != getattr(plain, name):
+                raise RequestError(f"--profile {config.profile} decides --{name}; leave one of the two out")
     if config.out is not None:
         check_writable(config.out)
     if config.profile is not None:
-        costs = profile_costs(config.profile, batch=config.batch, kv=config.kv)
+        costs = profile_costs(config.profile, batch=config.batch, kv=config.kv, drafters=drafters)
     else:
         draft = Shape.guess(config.draft) if config.draft else None
         machine = Machine(DEVICES[config.device], config.count)
+        options = {"batch": config.batch, "kv": config.kv}
         costs = roofline_costs(
-            Shape.guess(config.target), draft, machine, batch=config.batch, kv=config.kv, dtype=config.dtype
+            Shape.guess(config.target), draft, machine, **options, dtype=config.dtype, drafters=drafters
         )
+    if config.out is not None:  # before the printing, which a closed pipe stops
+        device = PROFILES[config.profile][2].device.name if config.profile is not None else config.device
+        dtype = "bfloat16" if config.profile is not None else config.dtype
+        write_costs(CostFile(costs, device=device, dtype=dtype, time_source="modelled"), config.out)
     print(describe(costs))
-    if config.out is not None:
-        write_costs(CostFile(costs, device=config.device, dtype=config.dtype, time_source="modelled"), config.out)
     return 0
 
 

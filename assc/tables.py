@@ -99,7 +99,7 @@ def conditions(meta: Mapping[str, Any]) -> str:
     c = meta.get("c")
     parts = [
         f"pair {meta.get('pair')}",
-        f"{meta.get('device')} {meta.get('dtype')}",
+        f"{meta.get('device') or 'device'} {meta.get('dtype') or 'unknown'}",
         f"mode {meta.get('mode')}",
         f"c = {c:.3f}" if isinstance(c, float | int) else "c unknown",
         f"time {meta.get('time_source')}",
@@ -112,8 +112,11 @@ def conditions(meta: Mapping[str, Any]) -> str:
 
 
 def _machines(meta: Mapping[str, Any]) -> str | None:
-    """A sentence where the seconds are those of another machine than the one that recorded the trace."""
+    """A sentence where the seconds were computed, or are those of another machine than that of the recording."""
     costs = meta.get("cost_file") or {}
+    if costs.get("time_source") == "modelled":
+        label = (meta.get("cost_model") or {}).get("label") or "modelled"
+        return f"the cost model was computed, not measured: {label}"
     known = [key for key in ("pair", "device", "dtype", "threads") if costs.get(key) and meta.get(key)]
     other = [f"{key} {costs[key]} instead of {meta[key]}" for key in known if costs[key] != meta[key]]
     return f"the cost model is of {', '.join(other)}, where the trace was recorded" if other else None

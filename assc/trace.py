@@ -25,6 +25,9 @@ READS = (1, SCHEMA)
 
 FINISHES: tuple[FinishReason, ...] = ("eos", "stop", "criteria", "length", "context")
 
+IMPORTED = "imported"
+"""`Header.pair` of a trace that `assc.trace_import` made: its models are not known"""
+
 Keeps = Literal["nothing", "drafts", "committed"]
 Columns = Mapping[str, NDArray[Any]]
 
@@ -195,7 +198,9 @@ class Trace:
             good &= np.isin(c["temperature"], list(temperatures))
         rows = [r for r in np.flatnonzero(good).tolist() if keep is None or keep(r)]
         if not rows:
-            raise TraceError(f"{self.name} holds no request that fits the choice of split, category and temperature")
+            asked = {"split": [split] if split else [], "category": categories, "temperature": temperatures}
+            words = ", ".join(f"{what} {' or '.join(map(str, v))}" for what, v in asked.items() if len(v))
+            raise TraceError(f"{self.name} holds no usable request of {words or 'any kind'}")
         return rows
 
     def select(self, rows: Sequence[int]) -> Trace:

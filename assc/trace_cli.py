@@ -65,7 +65,7 @@ def describe(trace: Trace) -> str:
     lengths = np.diff(c["offsets"])
     lines = [
         f"{trace.name}: {len(trace)} requests, {trace.positions:,} positions, schema {h.schema}",
-        f"pair {h.pair or '?'}, mode {h.mode}, {h.dtype or '?'} on {h.device or '?'} with {h.threads} threads, "
+        f"pair {h.pair or '?'}, mode {h.mode}, {h.dtype or '?'} on {h.device or '?'} with {h.threads or '?'} threads, "
         f"K_max {h.k_max}, seed {h.seed}",
         f"workload {h.workload or '?'} ({h.workload_hash or 'no hash'}), at most {h.max_new_tokens} tokens, "
         f"mean {lengths.mean():.1f}",

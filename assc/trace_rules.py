@@ -30,7 +30,10 @@ def check_replayable(header: Header, costs: CostModel, *, approximate: bool, nam
         )
     missing = [d.name for d in header.drafters if d.name not in costs.drafters]
     if missing:
-        raise TraceError(f"the cost model has no drafter {missing[0]!r} of {name}, only {sorted(costs.drafters)}")
+        raise TraceError(
+            f"the cost model has no drafter {missing[0]!r} of {name}, only {sorted(costs.drafters)}; `python -m assc "
+            "calibrate` fits one to a pair, `roofline --drafters` computes one for any names"
+        )
 
 
 def budget_of(header: Header, request: Request) -> int:

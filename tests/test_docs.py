@@ -17,6 +17,7 @@ import train_policy
 from assc import __main__ as module_main
 from assc import registry
 from assc.costs_io import CostFile, write_costs
+from assc.drafters import base as drafters
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.trace_io import write_trace
 
@@ -35,16 +36,17 @@ SMALL: dict[str, dict[str, str | None]] = {
 
 
 def commands() -> list[tuple[str, str]]:
-    """(page, one command) of every fenced shell block."""
-    found = []
+    """(page, one command) of every fenced shell block; a command that several pages name is run once."""
+    found: dict[str, str] = {}
     for page in PAGES:
         for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
             joined = block.replace("\\\n", " ")
             for line in joined.splitlines():
                 line = line.strip().removeprefix("$ ")
                 if line and not line.startswith("#"):
-                    found += [(page.name, part.strip()) for part in line.split("&&")]
-    return found
+                    for part in line.split("&&"):
+                        found.setdefault(part.strip(), page.name)
+    return [(page, command) for command, page in found.items()]
 
 
 def shrink(words: list[str], changes: dict[str, str | None]) -> list[str]:
@@ -139,6 +141,29 @@ def test_documented_command_runs(
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("page", ["docs/extend.md", "docs/engines.md"])
+def test_the_python_blocks_of_a_page_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafters, "_kinds", dict(drafters._kinds))  # "repeat" is gone afterwards
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {"__name__": page})
+
+
+def test_the_chinese_readme_keeps_in_step() -> None:
+    """The same commands and code, in the same order."""
+    english, chinese = (
+        re.findall(r"```(\w+)\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.S)
+        for name in ("README.md", "README.zh.md")
+    )
+    assert english == chinese
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md" and f"({p.name})" not in index] == []
+
+
 def test_the_readme_python_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
     assert blocks
@@ -147,13 +172,15 @@ def test_the_readme_python_block_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("backend", ["replay", "live"])
 def test_a_policy_in_one_file_as_documented(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "add-a-policy.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
     (tmp_path / "mine.py").write_text(textwrap.dedent(block), encoding="utf-8")
-    words = "mine.py --policies ar static:4 mine mine:4 --pair tiny --requests 2 --max-new-tokens 16".split()
+    replay, live = (c.split() for c in re.findall(r"`python (mine\.py [^`]*)`", page))
+    words = [*(replay if backend == "replay" else live), "--requests", "2", "--max-new-tokens", "16"]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", words)
     registry.load_plugins()
@@ -173,6 +200,6 @@ def test_the_export_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "README.zh.md"]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

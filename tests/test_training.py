@@ -412,7 +412,7 @@ def run_main(*words: str) -> int:
         (("--k-max", "0"), "K_max is 0, allowed is 1 to 100"),
         (("--eval-requests", "-1"), "--eval-requests is at least 0"),
         (("--max-new-tokens", "-3"), "--max-new-tokens is at least 1"),
-        (("--threads", "0"), "--threads is at least 1"),
+        (("--threads", "0"), "threads is 1 or more"),
         (("--workload", "none.jsonl"), "none.jsonl"),
         (("--cost", "none.json"), "none.json"),
         (("--resume", "nowhere"), "no config.json"),

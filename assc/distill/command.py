@@ -10,6 +10,7 @@ Everything lies in the folder OUT. A rerun with `--resume` goes on where the las
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +39,7 @@ from assc.drafters.artefact import check_target, read_config, read_draft
 from assc.drafters.layers import layer_stack, outer_layers
 from assc.drafters.net import HiddenNet, NetShape, shared_weights
 from assc.errors import AsscError
-from assc.files import versions, write_json
+from assc.files import check_writable, only_run, versions, write_json
 from assc.kv import ModelRunner
 from assc.leakage import TrainedOn
 from assc.manifest import finish_run, packaged_workload, start_run
@@ -109,10 +110,27 @@ _DATA_FIELDS = ("pair", "workload", "text", "max_new_tokens", "rows", "head", "s
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     config = parse(DistillConfig, argv, prog="python -m assc distill", description=DistillConfig.__doc__ or "")
+    _check(config)
     pair = load_pair(config.pair, threads=config.threads, dtype=config.dtype)
-    found = distill(pair, config, report=lambda line: print(line, flush=True))
+    with only_run(config.out):
+        found = distill(pair, config, report=lambda line: print(line, flush=True))
     print(f"draft: {config.out / 'draft'}  " + json.dumps({k: round(v, 4) for k, v in found.items()}))
     return 0
+
+
+def _check(config: DistillConfig) -> None:
+    """Refuse what can be seen to be wrong before any model is loaded. Makes the output folder."""
+    least = {"tokens": 1, "max_new_tokens": 1, "rows": 2, "head": 1, "steps": 1, "batch_rows": 1, "self_fed": 0}
+    for name, value in (least | {"every": 1, "seed": 0, "layers": 1}).items():
+        if getattr(config, name) < value:
+            flag = name.replace("_", "-")
+            raise AsscError(f"--{flag} is {getattr(config, name)}, allowed is {value} or more")
+    if not 0 < config.learning_rate < math.inf:
+        raise AsscError(f"--learning-rate is {config.learning_rate}, it must be above 0")
+    for path in config.text:
+        if not path.is_file():
+            raise AsscError(f"there is no text file {str(path)!r}")
+    check_writable(config.out / RUN_FILE)
 
 
 def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda line: None) -> dict[str, float]:
@@ -238,7 +256,10 @@ def _claim(config: DistillConfig) -> None:
     if path.is_file():
         if not config.resume:
             raise AsscError(f"{str(config.out)!r} holds a run already; give --resume to go on, or another folder")
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise AsscError(f"{str(path)!r} is damaged ({error}); choose another folder") from None
         changed = [name for name in {**wanted, **before} if before.get(name) != wanted.get(name)]
         if changed:
             raise AsscError(

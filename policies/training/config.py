@@ -132,6 +132,8 @@ class TrainConfig:
 
     def check(self) -> None:
         """Raise an `AsscError` of one sentence if a value cannot work."""
+        from assc.device import check_threads
+
         online = self.algo.partition(":")[0] in ONLINE_LEARNERS
         if self.algo not in SB3_ALGORITHMS and not online:
             raise SpecError(f"unknown algorithm {self.algo!r}; known: {', '.join((*SB3_ALGORITHMS, *ONLINE_LEARNERS))}")
@@ -168,8 +170,9 @@ class TrainConfig:
             if value is not None and value < smallest:
                 raise RequestError(f"{_flag(name)} is at least {smallest}, got {value}")
         check_k_max(self.k_max)
-        if self.threads is not None and self.threads < 1:
-            raise RequestError(f"--threads is at least 1, got {self.threads}")
+        if self.seed >= 2**32:
+            raise RequestError(f"--seed is at most {2**32 - 1}, got {self.seed}")
+        check_threads(self.threads)
         if not 0 <= self.sampling_temperature < math.inf:
             raise RequestError(f"--temperature is at least 0, got {self.temperature}")
         if self.mode == "greedy" and self.sampling_temperature > 0:

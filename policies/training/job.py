@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assc.errors import RequestError
+from assc.files import only_run
 from assc.leakage import TrainedOn, check_apart
 from assc.manifest import finish_run, start_run, words_of
 from assc.tuning import TUNE_REQUESTS
@@ -51,7 +52,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         start_run(run_dir, "train", config, seeds={"seed": config.seed}, data=problem.data)
     if problem.costs is not None:
         write_costs(run_dir, problem.costs)
-    with generators_kept():
+    with only_run(run_dir), generators_kept():
         finished = learn(config, problem, run_dir, checkpoint)
     finish_run(run_dir, complete=finished, words=words_of(config, ("resume",)))
     if not finished:

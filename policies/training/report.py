@@ -68,6 +68,10 @@ def check_live(config: TrainConfig, problem: Problem, run_dir: Path, trained: Pa
     if not config.live_check and not _at_hand(config.pair):
         print(f"The models of {config.pair} are not on this machine: no live check (--live-check fetches them).")
         return None
+    recorded = problem.trace.header.pair
+    if not config.live_check and recorded not in ("", config.pair):
+        print(f"The trace is of the pair {recorded}, not of {config.pair}: no live check.")
+        return None
     try:
         print(f"Checking {config.live_requests} held-out requests on the live decoder …", flush=True)
         trace, costs = problem.trace, problem.costs

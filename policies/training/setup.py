@@ -11,12 +11,13 @@ from typing import Any
 from assc.core import Backend, Request
 from assc.costs import CostModel
 from assc.costs_io import read_costs
+from assc.errors import TraceError
 from assc.files import write_json
 from assc.manifest import PACKAGED, packaged_workload
 from assc.observe import DEFAULT_FIELDS
 from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
-from assc.trace import Trace
+from assc.trace import IMPORTED, Trace
 from assc.trace_io import read_trace
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, select
 from envs import DraftStepEnv, SpecDecodeEnv
@@ -130,6 +131,8 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
 def replay_problem(config: TrainConfig) -> Problem:
     """A trace's own requests and splits; `TraceError` where it lacks one of them."""
     trace = shipped_trace() if config.traces is None else read_trace(config.traces)
+    if config.live_check and trace.header.pair == IMPORTED:
+        raise TraceError(f"--live-check cannot be made: {trace.name} was imported, its models are not known")
     costs = shipped_costs() if config.cost is None else read_costs(config.cost).model
     backend = ReplayBackend(trace, costs)
     return Problem(
