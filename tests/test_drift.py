@@ -182,8 +182,10 @@ def test_a_warm_start_is_a_continued_learner() -> None:
     assert min(policy.arms.sums[str(a)][0] for a in policy.table) >= 1  # type: ignore[attr-defined]
     result = study(Config("stationary", ("ar", "bandit:ucb"), seeds=2, tokens=300, warm=20, split="held-out"), c)
     assert [row["label"] for row in result["policies"]] == ["ar", "bandit:ucb", "bandit:ucb, warm"]
-    cold, warm = (row["regret_best"] for row in result["policies"][1:])
-    assert warm < cold
+    stops = draw_stream(SCENARIOS["stationary"](c), 100, 1)
+    references = [Reference(SCENARIOS["stationary"](c).regimes[0])]
+    cold, warm = (play(p, references, (0,), stops).k[:9].tolist() for p in (make_policy("bandit:ucb"), policy))
+    assert cold == [0, 1, 2, 3, 4, 6, 8, 12, 16] != warm, "a cold learner tries every arm of the table in turn"
 
 
 # -- gear-hunting and never leaving K = 0 ----------------------------------------------------------------------------
