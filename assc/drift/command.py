@@ -91,6 +91,8 @@ def check(config: Config) -> None:
         raise UsageError("--policies names no policy")
     if (config.traces is None) != (config.cost is None):
         raise UsageError("--traces and --cost go together: seconds are modelled by the costs of the trace's machine")
+    for spec in config.policies:
+        make_policy(spec)  # a mistake is told before anything is played
     for path, suffix in ((config.svg, ".svg"), (config.png, ".png")):
         if path is not None and path.suffix != suffix:
             raise UsageError(f"the figure {path} must end with {suffix}")
