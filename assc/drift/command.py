@@ -154,7 +154,8 @@ def study(config: Config, choice: Choice) -> dict[str, Any]:
     scenario: Scenario = SCENARIOS[config.scenario](choice)
     references = [Reference(regime) for regime in scenario.regimes]
     streams = [draw_stream(scenario, config.tokens, seed) for seed in range(config.seeds)]
-    rows, last = [], []
+    rows: list[dict[str, Any]] = []
+    last: list[Played] = []
     for label, spec, warm in runs_of(config):
         say(f"{scenario.name}: {label}")
         played = []
