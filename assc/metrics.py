@@ -46,9 +46,10 @@ DEFINITIONS: dict[str, str] = {
     "acceptance_rate": "accepted / drafted, both summed first; accepted is the leading run after clipping at stop and "
     "budget, the bonus token is not counted, drafted counts verified tokens only; null when nothing was drafted",
     "waste_rate": "1 - acceptance_rate",
-    "mean_k": "mean over all rounds of the K that the policy planned, rollback rounds count as 0",
+    "mean_k": "mean over all rounds of the K that the policy planned, rollback rounds count as 0; of a step policy the "
+    "tokens that it let be drafted, discarded ones included",
     "tokens_per_round": "tokens / rounds, both summed first (tau, block efficiency, mean accepted length + 1)",
-    "rollback_rate": "rounds in which the policy chose plain decoding / rounds",
+    "rollback_rate": "rounds in which the policy chose plain decoding, before or after drafting / rounds",
     "draft_time_share": "seconds spent drafting / seconds",
     "policy_time_share": "seconds spent in the policy (deciding and learning) / seconds",
     "rounds": "verification steps of the target, counted one by one",
@@ -68,8 +69,10 @@ DEFINITIONS: dict[str, str] = {
     "details.mean_drafted": "drafted / rounds in which a token was drafted; below K when the budget, an early stop or "
     "a missing n-gram match cut it",
     "details.acceptance_by_position": "entry j: rounds that accepted draft token j+1 / rounds that drafted it",
-    "details.discarded": "tokens drafted but thrown away unverified; in no rate",
-    "details.wasted_draft_seconds": "sum over rounds of draft seconds * (drafted - accepted) / drafted",
+    "details.discarded": "tokens drafted but thrown away unverified (a step policy rolled back); in no rate, but their "
+    "seconds are in seconds",
+    "details.wasted_draft_seconds": "sum over rounds of draft seconds * (drafted + discarded - accepted) / (drafted + "
+    "discarded)",
     "details.phase_gap": "|draft + verify + policy + other - seconds| / seconds, should be under 0.05",
     "details.wall_seconds": "wall clock of the episodes, prefill and observation included",
     "details.unexplained_share": "(wall - prefill - seconds) / wall for measured time: what no phase accounts for",
@@ -198,7 +201,7 @@ def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool) ->
         "planned": total.planned,
         "drafted": total.drafted,
         "accepted": total.accepted,
-        "discarded": sum(r.discarded for r in rounds),
+        "discarded": total.discarded,
         "rollbacks": total.rollbacks,
         "mean_drafted": total.drafted / drafting if drafting else None,
         "acceptance_by_position": acceptance_by_position(rounds),
@@ -211,7 +214,7 @@ def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool) ->
         "policy_seconds": total.policy_seconds,
         "other_seconds": total.other_seconds,
         "wasted_draft_seconds": sum(
-            r.draft_seconds * (r.drafted - r.accepted) / r.drafted for r in rounds if r.drafted
+            r.draft_seconds * (1 - r.accepted / (r.drafted + r.discarded)) for r in rounds if r.drafted + r.discarded
         ),
         "phase_gap": _share(abs(phases - total.seconds), total.seconds),
         "wall_seconds": wall,
