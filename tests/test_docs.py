@@ -94,6 +94,10 @@ def run(command: str) -> int:
     if words[:2] == ["python", "train_policy.py"]:
         if "--resume" in words:
             pytest.skip("resuming is tested in test_training.py")
+        if "step" in words:
+            write_small_trace()
+            files = {"--traces": "trace.npz", "--cost": "costs.json"}
+            return train_policy.main(shrink(words[2:], {**SMALL["train"], **files}))
         return train_policy.main(shrink(words[2:], SMALL["train live" if "live" in words else "train"]))
     if words[:4] == ["python", "-m", "assc", "live-check"]:
         write_trace(tiny_trace(), Path("tiny.npz"))
