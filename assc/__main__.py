@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "distill": ("assc.distill.command", "make a draft for a target out of what the target writes"),
     "drafts": ("assc.drafts_cli", "judge the drafters of a pair: size, tokens, acceptance, c, memory, best static K"),
     "report": ("assc.report.command", "one self-contained HTML page out of results of eval.py and train_policy.py"),
+    "drift": ("assc.drift.command", "regret and recovery of policies on streams whose regime switches"),
     "draft-card": ("assc.distill.card", "measure a draft on held-out prompts and write its model card"),
 }
 """command -> module, one line of help; modules are imported only when their command is called"""

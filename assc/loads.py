@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assc.core import Action, Observation, Request, RoundRecord
 from assc.costs import CostModel
@@ -33,15 +34,38 @@ def roofline_loads(profile: str, batches: Sequence[int] = (1, 8, 32, 128)) -> li
     return [Load(b, profile_costs(profile, batch=b)) for b in batches]
 
 
+STAY = 0.98
+"""chance that the load is kept from one token to the next"""
+
+
+def check_loads(loads: Sequence[Load], stay: float) -> None:
+    """`ValueError` without loads or for `stay` outside 0..1."""
+    if not loads or not 0 <= stay <= 1:
+        raise ValueError(f"switching loads need at least one load and stay within 0..1, got {stay}")
+
+
+def load_schedule(seed: int, size: int, loads: int, stay: float) -> NDArray[np.int64]:
+    """Number of the load at each of `size` positions of the request with this seed, [size].
+
+    A longer schedule begins with the shorter one.
+    """
+    draws = np.random.default_rng([seed, 0x10AD]).random((size, 2))
+    fresh = (draws[:, 1] * loads).astype(np.int64)
+    kept = draws[:, 0] < stay
+    kept[0] = False
+    last = np.maximum.accumulate(np.where(kept, 0, np.arange(size)))
+    schedule: NDArray[np.int64] = fresh[last]
+    return schedule
+
+
 class LoadedBackend:
     """A replay or synthetic backend under switching loads: costs, c and occupancy follow the position.
 
     `plain_step_seconds` is that of the first load. Raises `ValueError` without loads or for `stay` outside 0..1.
     """
 
-    def __init__(self, backend: PositionBackend, loads: Sequence[Load], *, stay: float = 0.98) -> None:
-        if not loads or not 0 <= stay <= 1:
-            raise ValueError(f"switching loads need at least one load and stay within 0..1, got {stay}")
+    def __init__(self, backend: PositionBackend, loads: Sequence[Load], *, stay: float = STAY) -> None:
+        check_loads(loads, stay)
         self.backend = backend
         self.loads = tuple(loads)
         self.stay = stay
@@ -70,14 +94,7 @@ class LoadedBackend:
 
     def reset(self, request: Request) -> None:
         self.backend.reset(request)
-        rng = np.random.default_rng([request.seed, 0x10AD])
-        size = request.max_new_tokens
-        draws = rng.random((size, 2))
-        fresh = (draws[:, 1] * len(self.loads)).astype(np.int64)
-        kept = draws[:, 0] < self.stay
-        kept[0] = False
-        last = np.maximum.accumulate(np.where(kept, 0, np.arange(size)))
-        self._schedule = fresh[last]
+        self._schedule = load_schedule(request.seed, request.max_new_tokens, len(self.loads), self.stay)
 
     def _apply(self, position: int) -> None:
         load = self.loads[int(self._schedule[min(position, len(self._schedule) - 1)])]

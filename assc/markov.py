@@ -100,15 +100,12 @@ class MarkovSource:
         kept, ends = uniform[3] < self.stay, uniform[4] < self.eos
         fresh = (uniform[5] * len(self.regimes)).astype(np.int64)
         tokens = (uniform[6] * VOCABULARY).astype(np.int64)
-        regime = np.empty(most, np.int64)
-        for n in range(most):
-            regime[n] = first if n == 0 else regime[n - 1] if kept[n] else fresh[n]
+        kept[0], fresh[0] = False, first
+        regime = fresh[np.maximum.accumulate(np.where(kept, 0, np.arange(len(kept))))]
         stop = np.flatnonzero(ends[:most])
         size = int(stop[0]) + 1 if len(stop) else most
-        regime = regime[:size]
-        alpha, copied, hit, level = (
-            np.array([getattr(r, name) for r in self.regimes])[regime] for name in ("alpha", "ngram", "hit", "entropy")
-        )
+        table = np.array([(r.alpha, r.ngram, r.hit, r.entropy) for r in self.regimes])
+        alpha, copied, hit, level = table[regime[:size]].T
         agree, copies, hits = uniform[0, :size] < alpha, uniform[1, :size] < copied, uniform[2, :size] < hit
         entropy = level * gamma[:size]
         draft = np.abs(entropy + 0.3 * blur[:size]) + np.where(agree, 0.0, 0.5)

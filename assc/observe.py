@@ -48,22 +48,22 @@ class FieldSpec:
     """optional `Observation` fields that must be filled for it"""
 
 
-def _last(past: Sequence[RoundRecord], value: Callable[[RoundRecord], float]) -> list[float]:
-    """`value` of the last HISTORY rounds, newest first, -1 where there was no round yet."""
-    values = [value(r) for r in past[: -HISTORY - 1 : -1]]
-    return values + [-1.0] * (HISTORY - len(values))
+def _padded(values: list[float]) -> Sequence[float]:
+    """With -1 where there was no round yet."""
+    return values if len(values) == HISTORY else values + [-1.0] * (HISTORY - len(values))
 
 
 def _history_k(o: Observation) -> Sequence[float]:
-    return _last(o.past, lambda r: r.planned / max(1, o.k_max, r.planned))
+    ks, k_max = [r.action.k for r in o.past[: -HISTORY - 1 : -1]], max(1, o.k_max)
+    return _padded([k / (k if k > k_max else k_max) for k in ks])
 
 
 def _history_accepted(o: Observation) -> Sequence[float]:
-    return _last(o.past, lambda r: r.accepted / r.drafted if r.drafted else -1.0)
+    return _padded([r.accepted / r.drafted if r.drafted else -1.0 for r in o.past[: -HISTORY - 1 : -1]])
 
 
 def _history_rollback(o: Observation) -> Sequence[float]:
-    return _last(o.past, lambda r: float(r.rollback))
+    return _padded([0.0 if r.action.k else 1.0 for r in o.past[: -HISTORY - 1 : -1]])
 
 
 def acceptance_ema(past: Sequence[RoundRecord], ema: float = EMA_START) -> float:

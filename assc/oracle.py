@@ -90,8 +90,10 @@ def _options(flat: FlatTrace, rows: Ints, n: int, drafter: Ints, k: Ints) -> _Op
 def optimum(flat: FlatTrace, rows: Sequence[int] | None = None) -> Optimum:
     """The exact minimum of Σseconds over every schedule of (drafter, K <= K_max), rollbacks included.
 
-    Raises `ValueError` for a cost model under which idle peeks could pay.
+    Raises `ValueError` for a cost model under which idle peeks could pay, and for costs that change within a request.
     """
+    if flat.load is not None:
+        raise ValueError("the optimum is for one cost model, not for loads that switch within a request")
     remembered = _remembered(flat)
     chosen = np.arange(len(flat.start)) if rows is None else np.array(rows, np.int64)
     k_values = np.arange(1, flat.k_max + 1)

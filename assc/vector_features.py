@@ -26,7 +26,7 @@ from assc.trace_rules import trace_cost_ratio
 from assc.vector_replay import Ints, Played, Rounds
 
 Vectors = NDArray[np.float32]
-STALE = ("draft_entropy", "draft_top1", "ngram_match")
+STALE = ("draft_entropy", "draft_top1", "ngram_match", "cost_ratio", "occupancy")
 """fields of a finished request that stay as they were at its last decision point"""
 
 
@@ -39,7 +39,10 @@ class VectorFeatures:
         flat, lanes = rounds.flat, len(rounds.row)
         self.size = self.featurizer.size
         self.k_max = flat.k_max
-        self.cost_ratio = trace_cost_ratio(flat.trace.header, flat.costs)
+        header, loads = flat.trace.header, flat.loads
+        self.cost_ratio = trace_cost_ratio(header, flat.costs)
+        self._cost_ratios = np.array([trace_cost_ratio(header, load.costs) for load in loads])
+        self._occupancies = np.array([load.rows / max(other.rows for other in loads) for load in loads])
         longest = int(flat.end.max()) + 1
         self._log_position = np.array([math.log1p(n) / math.log1p(MAX_POSITION) for n in range(longest)])
         self._columns: dict[str, slice] = {}
@@ -155,7 +158,9 @@ class VectorFeatures:
         return (np.minimum(self._remaining_tokens(lanes), 16) / 16)[:, None]
 
     def _cost_ratio(self, lanes: Any) -> Any:
-        return self.cost_ratio
+        load = self.rounds.flat.load
+        return self.cost_ratio if load is None else self._cost_ratios[load[self._at(lanes)]][:, None]
 
     def _occupancy(self, lanes: Any) -> Any:
-        return 1.0
+        load = self.rounds.flat.load
+        return 1.0 if load is None else self._occupancies[load[self._at(lanes)]][:, None]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from assc.actions import ActionTable
 from assc.costs import TILE, CostModel
 from assc.errors import RequestError
+from assc.loads import STAY, Load, check_loads, load_schedule
 from assc.trace import CONFIDENCE, FINISHES, Trace
 from assc.trace_rules import check_replayable, kv_slots, peek_drafter
 
@@ -28,12 +29,24 @@ LENGTH, CONTEXT = FINISHES.index("length"), FINISHES.index("context")
 
 
 class FlatTrace:
-    """Columns [P] of all positions and facts [R] of all requests of a trace, ready to be gathered."""
+    """Columns [P] of all positions and facts [R] of all requests of a trace, ready to be gathered.
+
+    With `loads` the costs follow the position as in `assc.loads.LoadedBackend`, and `costs` is not used.
+    """
 
     def __init__(
-        self, trace: Trace, costs: CostModel, *, max_new_tokens: int | None = None, approximate: bool = False
+        self,
+        trace: Trace,
+        costs: CostModel,
+        *,
+        max_new_tokens: int | None = None,
+        approximate: bool = False,
+        loads: Sequence[Load] = (),
+        stay: float = STAY,
     ) -> None:
-        check_replayable(trace.header, costs, approximate=approximate, name=trace.name)
+        priced = [load.costs for load in loads] or [costs]
+        for model in priced:
+            check_replayable(trace.header, model, approximate=approximate, name=trace.name)
         if max_new_tokens is not None and max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}, allowed is 1 or more")
         c, header = trace.columns, trace.header
@@ -67,12 +80,25 @@ class FlatTrace:
         self.peek: list[Floats] = (
             [c[f"{name}/{self.peeker}"].astype(np.float64) for name in CONFIDENCE] if self.peeker is not None else []
         )
-        own = [costs.drafters[d] for d in self.drafters]
+        self.loads = tuple(loads)
+        self.load: Ints | None = self._schedule(stay) if loads else None
+        """[P] number of the load, None without changing loads"""
+        self.target = np.array([_target(model) for model in priced]).T.copy()
+        """[7, L] coefficients of a target forward under each load, in the order of `_target`"""
+        own = [model.drafters[d] for model in priced for d in self.drafters]
         self.per_call: Floats = np.array([d.per_call for d in own])
+        """[L·D], load l's part begins at l·D; L is 1 without changing loads"""
         self.per_step: Floats = np.array([d.per_step for d in own])
         self.per_catch_up: Floats = np.array([d.per_catch_up for d in own])
         self.feeds = np.array([d.keeps != "nothing" for d in header.drafters])
         self.keeps_drafts = np.array([d.keeps == "drafts" for d in header.drafters])
+
+    def _schedule(self, stay: float) -> Ints:
+        check_loads(self.loads, stay)
+        columns = self.trace.columns
+        sizes = np.diff(columns["offsets"]).tolist()
+        parts = [load_schedule(int(s), n, len(self.loads), stay) for s, n in zip(columns["seed"], sizes, strict=True)]
+        return np.concatenate(parts)
 
     def actions(self, table: ActionTable) -> tuple[Ints, Ints]:
         """Drafter number (-1 for rollback) and K of each action of a table. `RequestError` for one it cannot play."""
@@ -82,6 +108,18 @@ class FlatTrace:
                 raise RequestError(f"the trace cannot play {action}: it has {numbers} and K_max={self.k_max}")
         drafter = [-1 if a.drafter is None else numbers[a.drafter] for a in table]
         return np.array(drafter, np.int64), np.array([a.k for a in table], np.int64)
+
+
+def _target(costs: CostModel) -> tuple[float, ...]:
+    return (
+        costs.target_fixed,
+        costs.target_per_token,
+        costs.target_per_kv,
+        costs.target_per_tile,
+        costs.per_emitted,
+        costs.overhead,
+        float(costs.static_kv),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,25 +195,21 @@ class Rounds:
         asked = k > 0
         d = np.maximum(drafter, 0)
         at = d * flat.size
-        at += self.start
-        at += n
+        here = self.start + n
+        at += here
         drafted = np.minimum(k, flat.avail[at])
         accepted = np.minimum(drafted, flat.acc[at])
         emitted = np.minimum(accepted + 1, self.end - n)
         length = self.prompt + n
-        draft, steps, catch_up = self._work(d, asked, drafted, accepted, length, lanes)
-        costs = flat.costs
-        kv = self.slots if costs.static_kv else length
-        verify = costs.target_fixed + costs.target_per_token * (drafted + 1) + costs.target_per_kv * kv
-        if costs.target_per_tile:
-            verify += costs.target_per_tile * (drafted // TILE)
-        verify += costs.per_emitted * emitted
+        load = None if flat.load is None else flat.load[here]
+        draft, steps, catch_up = self._work(d, asked, drafted, accepted, length, lanes, load)
+        verify, overhead = self._verify(drafted, emitted, length, load)
         self.position = n + emitted
         return Played(
             drafted=drafted,
             accepted=accepted,
             emitted=emitted,
-            seconds=draft + verify + costs.overhead,
+            seconds=draft + verify + overhead,
             draft_seconds=draft,
             verify_seconds=verify,
             steps=steps,
@@ -183,26 +217,50 @@ class Rounds:
             finish=np.where(self.position >= self.end, self.code, GOING),
         )
 
+    def _verify(self, drafted: Ints, emitted: Ints, length: Ints, load: Ints | None) -> tuple[Floats, Floats | float]:
+        """Seconds of the target forward and of the overhead, by the formula of `CostModel.verify`."""
+        flat = self.flat
+        if load is None:
+            fixed, per_token, per_kv, per_tile, per_emitted, overhead, static_kv = flat.target[:, 0].tolist()
+            kv = self.slots if static_kv else length
+        else:
+            fixed, per_token, per_kv, per_tile, per_emitted, overhead, static_kv = flat.target[:, load]
+            kv = np.where(static_kv > 0, self.slots, length)
+        verify: Floats = fixed + per_token * (drafted + 1) + per_kv * kv
+        if load is not None or per_tile:
+            verify += per_tile * (drafted // TILE)
+        verify += per_emitted * emitted
+        return verify, overhead
+
     def _work(
-        self, d: Ints, asked: NDArray[np.bool_], drafted: Ints, accepted: Ints, length: Ints, lanes: Ints
+        self,
+        d: Ints,
+        asked: NDArray[np.bool_],
+        drafted: Ints,
+        accepted: Ints,
+        length: Ints,
+        lanes: Ints,
+        load: Ints | None,
     ) -> tuple[Floats, Ints, Ints]:
         """Draft seconds, forwards and tokens caught up; moves `fed`."""
         flat = self.flat
+        offset: Ints | int = 0 if load is None else load * len(flat.drafters)
+        priced = d if load is None else d + offset
         active = asked & flat.feeds[d]
         fed = self.fed[d, lanes]
         if self.peeker is None:
             active &= drafted > 0
             catch_up = np.where(active, length - fed - 1, 0)
             steps = np.where(active, drafted, 0)
-            draft = flat.per_call[d] + flat.per_step[d] * steps + flat.per_catch_up[d] * catch_up
+            draft = flat.per_call[priced] + flat.per_step[priced] * steps + flat.per_catch_up[priced] * catch_up
             draft *= asked
         else:
             own = asked & (d == self.peeker)
             active &= (drafted > 0) | own
             catch_up = np.where(own, self._peeked, np.where(active, length - fed - 1, 0))
             steps = np.where(active, np.maximum(drafted, 1), 0)
-            cost = flat.per_call[d] + flat.per_step[d] * steps + flat.per_catch_up[d] * catch_up
-            p = self.peeker
+            cost = flat.per_call[priced] + flat.per_step[priced] * steps + flat.per_catch_up[priced] * catch_up
+            p = self.peeker + offset
             idle = flat.per_call[p] + flat.per_step[p] * 1 + flat.per_catch_up[p] * self._peeked
             draft = idle * ~own + cost * asked
             steps = steps + ~own

@@ -12,6 +12,12 @@ from assc.errors import RequestError
 from envs.decode import SpecDecodeEnv
 
 
+def check_chain(chain: int) -> None:
+    """`RequestError` unless an episode has at least one request."""
+    if chain < 1:
+        raise RequestError(f"an episode has {chain} requests, it must be 1 or more")
+
+
 class ChainedEnv(SpecDecodeEnv):
     """`SpecDecodeEnv` whose episode is `chain` requests of the source, of whatever categories and temperatures come.
 
@@ -21,8 +27,7 @@ class ChainedEnv(SpecDecodeEnv):
     """
 
     def __init__(self, *args: Any, chain: int = 2, **options: Any) -> None:
-        if chain < 1:
-            raise RequestError(f"an episode has {chain} requests, it must be 1 or more")
+        check_chain(chain)
         super().__init__(*args, **options)
         self.chain = chain
         self._left = 0

@@ -12,11 +12,13 @@ from assc.actions import ActionTable
 from assc.core import Totals
 from assc.costs import CostModel
 from assc.errors import ArtefactError, RequestError
+from assc.loads import Load
 from assc.observe import DEFAULT_FIELDS, Featurizer
 from assc.trace import Trace
 from assc.trace_rules import replay_table
 from assc.vector_features import VectorFeatures
 from assc.vector_replay import GOING, FlatTrace, Floats, Ints, Played, Rounds
+from envs.chain import check_chain
 from envs.rewards import SHORTEST_ROUND, Dinkelbach, Reward, Throughput, make_reward
 
 _DRAFT = frozenset({"draft_entropy", "draft_top1", "draft_margin"})
@@ -26,7 +28,8 @@ class ReplayLanes:
     """N endless streams of requests over one trace: what both vector environments are made of.
 
     Lane i draws its requests as a single environment with seed `seeds[i]` would: all of them in a random order, then
-    again in a new order. Rewards are those of `envs.rewards`.
+    again in a new order. `chain` of them make an episode, and under `loads` (`assc.loads`) the costs switch while a
+    request is decoded, as in `envs.replay.replay_env`. Rewards are those of `envs.rewards`.
     """
 
     def __init__(
@@ -41,21 +44,27 @@ class ReplayLanes:
         k_values: Sequence[int] | None = None,
         max_new_tokens: int | None = None,
         approximate: bool = False,
+        chain: int = 1,
+        loads: Sequence[Load] = (),
     ) -> None:
         if num_envs < 1:
             raise RequestError(f"the number of environments is {num_envs}, it must be 1 or more")
-        self.flat = FlatTrace(trace, cost_model, max_new_tokens=max_new_tokens, approximate=approximate)
+        check_chain(chain)
+        self.flat = FlatTrace(trace, cost_model, max_new_tokens=max_new_tokens, approximate=approximate, loads=loads)
         self.rows: Ints = np.arange(len(trace)) if rows is None else np.array(rows, np.int64)
         if not len(self.rows):
             raise RequestError("an environment needs at least one request")
         self.table = _table(trace, k_values)
         self._drafter, self._k = self.flat.actions(self.table)
-        self.reward: Reward = make_reward(reward, cost_model.plain_step())
+        self.reward: Reward = make_reward(reward, (loads[0].costs if loads else cost_model).plain_step())
         self.num_envs = num_envs
         self.fields = tuple(fields)
         self._generators: list[np.random.Generator] = []
         self._orders: NDArray[np.int64] = np.zeros((num_envs, len(self.rows)), np.int64)
         self._next = np.zeros(num_envs, np.int64)
+        self.chain = chain
+        self._left = np.full(num_envs, chain - 1)
+        """[N] requests still to come in the episode of a lane"""
         self.rounds, self.features = self._lanes(self.rows[np.zeros(num_envs, np.int64)])
         self.low, self.high = self.features.featurizer.low, self.features.featurizer.high
         self.totals = Totals()
@@ -70,6 +79,7 @@ class ReplayLanes:
         """Start all lanes; lane i draws from `generators[i]` from now on."""
         self._generators = list(generators)
         self._next[:] = len(self.rows)
+        self._left[:] = self.chain - 1
         self.rounds, self.features = self._lanes(self._draw(np.arange(self.num_envs)))
         self.total_reward = np.zeros(self.num_envs)
         self.lengths = np.zeros(self.num_envs, np.int64)
@@ -89,8 +99,9 @@ class ReplayLanes:
     def step(self, actions: Any) -> tuple[Played, Floats, Ints, NDArray[np.float32], Ints]:
         """One round of every lane; finished lanes begin their next request at once.
 
-        Returns the round, rewards [N], the finished lanes [F], their last vectors [F, size] and their rows [F];
-        `vectors` then holds the next decision points.
+        Returns the round, rewards [N], the lanes [F] whose episode is over, their last vectors [F, size] and their rows
+        [F]; `vectors` then holds the next decision points. Lanes that begin another request of their episode have
+        `played.finish` of the last one.
         """
         index = np.asarray(actions)
         if index.shape != (self.num_envs,) or index.dtype.kind not in "iu":
@@ -105,12 +116,15 @@ class ReplayLanes:
         self.total_reward += rewards
         self.lengths += 1
         self.totals = self.totals + totals_of(k, played)
-        done = np.flatnonzero(played.finish != GOING)
+        ended = np.flatnonzero(played.finish != GOING)
+        done = ended[self._left[ended] == 0] if self.chain > 1 else ended
         last, rows = self.vectors[done], self.rounds.row[done]
-        if len(done):
+        if len(ended):
+            self._left[ended] -= 1
+            self._left[done] = self.chain - 1
             last = self.features.observe(done, stale=last)
-            self.rounds.restart(done, self._draw(done))
-            self.features.forget(done)
+            self.rounds.restart(ended, self._draw(ended))
+            self.features.forget(ended)
         self.rounds.look()
         self.vectors = self.features.observe()
         return played, rewards, done, last, rows
@@ -146,7 +160,7 @@ class ReplayLanes:
 
     def _state(self) -> list[tuple[str, Any, str]]:
         """Name, owner and attribute of each array that changes."""
-        own = [("lanes", self, a) for a in ("_orders", "_next", "total_reward", "lengths", "vectors")]
+        own = [("lanes", self, a) for a in ("_orders", "_next", "_left", "total_reward", "lengths", "vectors")]
         rounds = [("rounds", self.rounds, a) for a in ("row", "position", "fed", "_peeked")]
         features = [("features", self.features, a) for a in ("planned", "ratio", "rollback", "ema", "streak")]
         return [(f"{group}/{a.removeprefix('_')}", owner, a) for group, owner, a in (*own, *rounds, *features)]

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from assc.costs import CostModel
 from assc.trace import FINISHES, Trace
+from assc.vector_replay import GOING
 from envs.decode import TRUNCATED
 from envs.lanes import ReplayLanes
 
@@ -27,7 +28,8 @@ CUT = np.array([f in TRUNCATED for f in FINISHES])
 class ReplayVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
     """Gymnasium `VectorEnv` with same-step autoreset: `infos["final_obs"]` holds the last vectors of ended episodes.
 
-    `reset(seed=s)` gives lane i the seed s + i, as `SyncVectorEnv` does. `options` of `ReplayLanes` are keyword
+    `reset(seed=s)` gives lane i the seed s + i, as `SyncVectorEnv` does. With `chain` above 1 an episode goes on over
+    several requests, and `infos["request_ended"]` [N] says where one ended. `options` of `ReplayLanes` are keyword
     arguments here.
     """
 
@@ -65,11 +67,15 @@ class ReplayVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             flags = terminated | truncated
             infos |= {"final_obs": final, "_final_obs": flags, "episode": {"r": episode_return, "l": length}}
             infos["_episode"] = flags
+        if self.lanes.chain > 1:
+            infos["request_ended"] = played.finish != GOING
         return self.lanes.vectors, rewards, terminated, truncated, infos
 
 
 class ReplayVecEnv(VecEnv):
     """SB3 `VecEnv`. `infos[i]` of an ended episode has `terminal_observation`, `episode` and `finish`; others are {}.
+
+    With `chain` above 1 a request that ends inside an episode has `finish` alone.
 
     `lanes.take_totals()` counts the rounds played since its last call; their Σtokens/Σseconds moves ρ. `options` of
     `ReplayLanes` are keyword arguments here.
@@ -97,6 +103,9 @@ class ReplayVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         ended = np.zeros(self.num_envs, bool)
         ended[done] = True
+        if self.lanes.chain > 1:
+            for lane in np.flatnonzero(played.finish != GOING):
+                infos[lane] = {"finish": FINISHES[int(played.finish[lane])]}
         for i, lane in enumerate(done):
             episode_return, length = self.lanes.take_episode(int(lane))
             code = int(played.finish[lane])

@@ -12,9 +12,12 @@ from assc.errors import ArtefactError
 from assc.registry import register
 from policies.arms import ArmSums
 from policies.base import BasePolicy
-from policies.rng import normal, seed_state, uniform
+from policies.rng import InverseNormals, seed_state, uniform
 
 ALGORITHMS = ("ucb", "ts", "exp3", "eps")
+
+Choice = tuple[Action, str, int, float]
+"""an arm: the action, its name, its place in the columns of `ArmSums`, sqrt(K + 1)"""
 
 
 @register("bandit")
@@ -87,6 +90,8 @@ class Bandit(BasePolicy):
         self.algo, self.explore, self.eps, self.frozen = algo, explore, eps, frozen
         self.arms = ArmSums(discount, window)
         self.rng = seed_state(seed)
+        self._normals = InverseNormals()
+        self._last: tuple[Action | None, str] = (None, "")
         self._chance: tuple[str, float] = ("", 1.0)
         """the last arm drawn by EXP3, and eps / n / its chance"""
 
@@ -96,32 +101,56 @@ class Bandit(BasePolicy):
         self._names: tuple[tuple[Action, str], ...] = tuple((a, str(a)) for a in actions)
         self._half = (max(a.k for a in actions) + 1) / 2.0
         self._chance = ("", 1.0)
+        self._bound: ArmSums | None = None
+        self._choices: dict[int, list[Choice]] = {}
+        self._last = (None, "")
+
+    def _playable(self, k_max: int) -> list[Choice]:
+        """The arms that can be played now, in the order of the table."""
+        if self._bound is not self.arms:  # restored or reset: its arms have other places
+            self._bound = self.arms
+            self._choices = {}
+        known = self._choices.get(k_max)
+        if known is None:
+            known = [(a, n, self.arms.slot(n), math.sqrt(a.k + 1)) for a, n in self._names if a.k <= k_max]
+            self._choices[k_max] = known
+        return known
 
     def act(self, observation: Observation) -> Action:
-        k_max, arms = observation.k_max, self.arms
-        playable = [(a, name) for a, name in self._names if a.k <= k_max]
+        playable = self._playable(observation.k_max)
         if self.frozen:
-            rho = arms.rho()
-            known = [(arms.mean(name, rho), a) for a, name in playable if name in arms.sums]
-            return max(known, key=lambda pair: pair[0])[1] if known else playable[0][0]
+            return self._best(playable)
         if self.algo == "ucb":
-            return self._upper_bound(playable)
-        if self.algo == "ts":
-            return self._thompson(playable)
-        return self._greedy(playable) if self.algo == "eps" else self._exp3(playable)
+            action, name = self._upper_bound(playable)
+        elif self.algo == "ts":
+            action, name = self._thompson(playable)
+        else:
+            action, name = self._greedy(playable) if self.algo == "eps" else self._exp3(playable)
+        self._last = (action, name)
+        return action
 
-    def _greedy(self, playable: list[tuple[Action, str]]) -> Action:
-        sums, rho = self.arms.sums, self.arms.rho()
-        unknown = [a for a, name in playable if name not in sums]
+    def _best(self, playable: list[Choice]) -> Action:
+        arms, rho = self.arms, self.arms.rho()
+        known = [choice for choice in playable if arms.n[choice[2]] > arms.floor]
+        return max(known, key=lambda choice: arms.mean(choice[1], rho))[0] if known else playable[0][0]
+
+    def _greedy(self, playable: list[Choice]) -> tuple[Action, str]:
+        arms, floor = self.arms, self.arms.floor
+        rho, counts, tokens, seconds = arms.rho(), arms.n, arms.tokens, arms.seconds
         self.rng, u = uniform(self.rng)
-        if unknown:
-            return unknown[0]
-        if u < self.eps:
-            return playable[int(u / self.eps * len(playable))][0]
-        return max(playable, key=lambda pair: self.arms.mean(pair[1], rho))[0]
+        best, chosen = -math.inf, playable[0]
+        for choice in playable:
+            i = choice[2]
+            if counts[i] <= floor:
+                return choice[:2]
+            value = (tokens[i] - rho * seconds[i]) / counts[i]
+            if value > best:
+                best, chosen = value, choice
+        return (playable[int(u / self.eps * len(playable))] if u < self.eps else chosen)[:2]
 
-    def _exp3(self, playable: list[tuple[Action, str]]) -> Action:
-        logs = [self.arms.weights.get(name, 0.0) for _, name in playable]
+    def _exp3(self, playable: list[Choice]) -> tuple[Action, str]:
+        known = self.arms.weights
+        logs = [known.get(choice[1], 0.0) for choice in playable]
         top, n = max(logs), len(playable)
         weights = [math.exp(v - top) for v in logs]
         share, floor = (1.0 - self.eps) / sum(weights), self.eps / n
@@ -129,48 +158,52 @@ class Bandit(BasePolicy):
         chosen = 0
         while chosen < n - 1 and (u := u - share * weights[chosen] - floor) >= 0:
             chosen += 1
-        action, name = playable[chosen]
+        action, name = playable[chosen][:2]
         self._chance = (name, floor / (share * weights[chosen] + floor))
-        return action
+        return action, name
 
-    def _upper_bound(self, playable: list[tuple[Action, str]]) -> Action:
-        sums, rho = self.arms.sums, self.arms.rho()
-        width = self.explore * self.arms.spread(rho) * math.sqrt(2.0 * math.log1p(self.arms.total))
-        best, chosen = -math.inf, playable[0][0]
-        for action, name in playable:
-            row = sums.get(name)
-            if row is None:
-                return action
-            value = (row[1] - rho * row[2]) / row[0] + width * math.sqrt((action.k + 1) / row[0])
+    def _upper_bound(self, playable: list[Choice]) -> tuple[Action, str]:
+        arms, floor = self.arms, self.arms.floor
+        rho, counts, tokens, seconds = arms.rho(), arms.n, arms.tokens, arms.seconds
+        width = self.explore * arms.spread(rho) * math.sqrt(2.0 * math.log1p(arms.total) * arms.weight)
+        best, chosen = -math.inf, playable[0]
+        for choice in playable:
+            i, n = choice[2], counts[choice[2]]
+            if n <= floor:
+                return choice[:2]
+            value = (tokens[i] - rho * seconds[i]) / n + width * choice[3] / math.sqrt(n)
             if value > best:
-                best, chosen = value, action
-        return chosen
+                best, chosen = value, choice
+        return chosen[:2]
 
-    def _thompson(self, playable: list[tuple[Action, str]]) -> Action:
-        sums, rho = self.arms.sums, self.arms.rho()
-        width = self.explore * self.arms.spread(rho)
-        best, chosen = -math.inf, playable[0][0]
-        for action, name in playable:
-            n, tokens, seconds = sums[name][:3] if name in sums else (0.0, 0.0, 0.0)
-            self.rng, z = normal(self.rng)
-            value = (tokens - rho * seconds) / (n + 1.0) + width * z * math.sqrt((action.k + 1) / (n + 1.0))
+    def _thompson(self, playable: list[Choice]) -> tuple[Action, str]:
+        arms, weight = self.arms, self.arms.weight
+        rho, counts, tokens, seconds = arms.rho(), arms.n, arms.tokens, arms.seconds
+        width = self.explore * arms.spread(rho) * math.sqrt(weight)
+        self.rng, draws = self._normals.take(self.rng, len(playable))
+        best, chosen = -math.inf, playable[0]
+        for choice, z in zip(playable, draws, strict=True):
+            i = choice[2]
+            n = counts[i] + weight
+            value = (tokens[i] - rho * seconds[i]) / n + width * z * choice[3] / math.sqrt(n)
             if value > best:
-                best, chosen = value, action
-        return chosen
+                best, chosen = value, choice
+        return chosen[:2]
 
     def update(self, record: RoundRecord) -> None:
-        if self.frozen or not self.arms.add(str(record.action), record.emitted, record.seconds):
+        name = self._last[1] if record.action is self._last[0] else str(record.action)
+        if self.frozen or not self.arms.add(name, record.emitted, record.seconds):
             return
         if self.algo == "exp3":
-            self._weigh(record)
+            self._weigh(record, name)
 
-    def _weigh(self, record: RoundRecord) -> None:
+    def _weigh(self, record: RoundRecord, played: str) -> None:
         name, step = self._chance
         weights, discount = self.arms.weights, self.arms.discount
         if discount < 1.0:
             for key in weights:
                 weights[key] *= discount
-        if name == str(record.action):  # else another one's decision: nothing is known about its chance
+        if name == played:  # else another one's decision: nothing is known about its chance
             gain = (record.emitted - self.arms.rho() * record.seconds) / self._half
             weights[name] = weights.get(name, 0.0) + step * min(1.0, max(-1.0, gain))
         self._chance = ("", 1.0)

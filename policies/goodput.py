@@ -53,11 +53,17 @@ class Goodput(BasePolicy):
         self.level = load_level(1.0)
         self._cap = 0
         self._planned: tuple[str, float, int] | None = None
+        self._passed: list[int] = [0]
+        self._reached: list[int] = [0]
+        """[1 + cap] rounds of the history in which position j was accepted, and judged"""
+        self._counted: list[list[int]] | None = None
+        """the list of which these are the counts"""
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)
         self._cap = min(self.k_max or 1 << 30, self.limit(table))
         self._planned = None
+        self._counted = None
 
     def act(self, observation: Observation) -> Action:
         level, c = load_level(observation.occupancy), observation.cost_ratio
@@ -69,27 +75,43 @@ class Goodput(BasePolicy):
 
     def positions(self) -> list[float]:
         """p_1 … p_cap."""
-        reached, passed = [0] * (self._cap + 2), [0] * (self._cap + 2)
-        for accepted, judged in self.history:
-            passed[min(accepted, self._cap)] += 1
-            reached[min(judged, self._cap)] += 1
-        for j in range(self._cap, 0, -1):  # from counts of rounds that end at j to rounds that come as far as j
-            passed[j] += passed[j + 1]
-            reached[j] += reached[j + 1]
-        pooled = (PRIOR + sum(passed[1:])) / (1.0 + sum(reached[1:]))
-        return [(pooled + passed[j]) / (1.0 + reached[j]) for j in range(1, self._cap + 1)]
+        self._recount()
+        pooled = (PRIOR + sum(self._passed[1:])) / (1.0 + sum(self._reached[1:]))
+        pairs = zip(self._passed[1:], self._reached[1:], strict=True)
+        return [(pooled + passed) / (1.0 + reached) for passed, reached in pairs]
+
+    def _recount(self) -> None:
+        """Count the history anew where it is not the one that was counted: after `begin` and a restored state."""
+        if self._counted is not self.history:
+            self._passed, self._reached = [0] * (self._cap + 1), [0] * (self._cap + 1)
+            self._counted = self.history
+            for accepted, judged in self.history:
+                self._count(accepted, judged, 1)
+
+    def _count(self, accepted: int, judged: int, sign: int) -> None:
+        passed, reached = self._passed, self._reached
+        for j in range(1, min(accepted, self._cap) + 1):
+            passed[j] += sign
+            reached[j] += sign
+        if accepted < judged <= self._cap:
+            reached[judged] += sign
 
     def _best(self, level: str, c: float) -> int:
+        self._recount()
+        passed, reached = self._passed, self._reached
+        pooled = (PRIOR + sum(passed)) / (1.0 + sum(reached))
         plain, call, token = prices(self.costs, level, self.drafter or self._first, c)
         best, value = 0, 1.0 / plain
         tokens = power = 1.0
         seconds = plain + call
-        for k, p in enumerate(self.positions(), 1):
-            power *= p
+        for k in range(1, self._cap + 1):
+            power *= (pooled + passed[k]) / (1.0 + reached[k])
             tokens += power
             seconds += token
             if tokens > value * seconds:
                 best, value = k, tokens / seconds
+            elif power <= value * token:  # no later token is worth its seconds either: they are ever less likely
+                break
         return best
 
     def update(self, record: RoundRecord) -> None:
@@ -99,7 +121,10 @@ class Goodput(BasePolicy):
         else:
             self.idle = 0
             judged = record.accepted + (record.accepted < record.drafted and record.finish is None)
+            self._recount()
             self.history.append([record.accepted, judged])
-            del self.history[: -self.window]
+            self._count(record.accepted, judged, 1)
+            if len(self.history) > self.window:
+                self._count(*self.history.pop(0), -1)
         c = self._planned[1] if self._planned is not None else 0.0
         self._planned = (self.level, c, self._best(self.level, c)) if self._planned is not None else None

@@ -1,4 +1,4 @@
-"""Ridge regressions, one per arm, of a round's tokens and of its seconds on the same vector."""
+"""Ridge regressions, one per arm, of what a draft gains and of what is drafted, on the same vector."""
 
 from __future__ import annotations
 
@@ -9,31 +9,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assc.errors import ArtefactError
-from policies.arms import LONGEST
+
+BLOCK = 32
+"""rounds after which discounted sums are discounted, all at once"""
 
 
 class RidgeArms:
-    """For each arm a: (λI + Σ x xᵀ)⁻¹, Σ tokens·x and Σ seconds·x, kept by Sherman and Morrison's rank-1 formula.
+    """For each arm a: (λI + Σ x xᵀ)⁻¹, Σ gain·x and Σ drafted·x, kept by Sherman and Morrison's rank-1 formula.
 
-    The reward tokens − ρ·seconds is linear in both sums, so its estimate follows from them under the ρ of now, the
-    learner's own Σtokens / Σseconds; rewards are never stored.
+    The gain of a round is its tokens less the one that plain decoding would have emitted. The reward of an arm, gain −
+    price·drafted, is linear in both sums, so its estimate follows from them under the price of now; rewards are never
+    stored.
+
+    With `discount` γ < 1 every BLOCK rounds all sums, those of xxᵀ too, are multiplied by γ^BLOCK and the inverses made
+    anew, so that what is old counts less and what was not tried lately becomes uncertain again. λI is not discounted.
 
     >>> arms = RidgeArms(1, ridge=1.0)
-    >>> arms.extend(["rollback"])
+    >>> arms.extend(["ngram:2"])
     >>> for _ in range(3):
-    ...     _ = arms.add("rollback", np.ones(1), 1.0, 0.5)
-    >>> means, variances = arms.estimate(np.ones(1), rho=1.0)
+    ...     arms.add(0, np.ones(1), 1.0, 2.0)
+    >>> means, variances = arms.estimate(np.ones(1), price=np.array([0.25]))
     >>> means.tolist(), variances.tolist()  # 3 rounds of reward 0.5 and one of 0 as the prior
     ([0.375], [0.25])
     """
 
-    def __init__(self, size: int, ridge: float) -> None:
-        self.size, self.ridge = size, ridge
+    def __init__(self, size: int, ridge: float, discount: float = 1.0) -> None:
+        self.size, self.ridge, self.discount = size, ridge, discount
         self.names: list[str] = []
         self.inverse: NDArray[np.float64] = np.empty((0, size, size))
-        self.tokens: NDArray[np.float64] = np.empty((0, size))
-        self.seconds: NDArray[np.float64] = np.empty((0, size))
-        self.totals = [0.0, 0.0]
+        self.gains: NDArray[np.float64] = np.empty((0, size))
+        self.drafted: NDArray[np.float64] = np.empty((0, size))
+        self.solved: NDArray[np.float64] = np.empty((2, 0, size))
+        """coefficients of gain and of drafted tokens: the inverse times the sums"""
+        self.gram: NDArray[np.float64] = np.empty((0, size, size))
+        """Σ xxᵀ; kept only where it is discounted"""
+        self.since = 0
+        """rounds since sums were discounted"""
 
     def extend(self, names: Sequence[str]) -> None:
         """Know these arms from now on."""
@@ -42,47 +53,76 @@ class RidgeArms:
             self.names += new
             fresh = np.repeat(np.eye(self.size)[None] / self.ridge, len(new), axis=0)
             self.inverse = np.concatenate([self.inverse, fresh])
-            self.tokens = np.concatenate([self.tokens, np.zeros((len(new), self.size))])
-            self.seconds = np.concatenate([self.seconds, np.zeros((len(new), self.size))])
+            self.gram = np.concatenate([self.gram, 0.0 * fresh])
+            self.gains = np.concatenate([self.gains, np.zeros((len(new), self.size))])
+            self.drafted = np.concatenate([self.drafted, np.zeros((len(new), self.size))])
+            self._solve()
 
-    def rho(self) -> float:
-        tokens, seconds = self.totals
-        return tokens / seconds if seconds > 0 else 0.0
+    def add(self, arm: int, x: NDArray[np.float64], gain: float, drafted: float) -> None:
+        """Learn one round of the arm at this place of `names`."""
+        inverse = self.inverse[arm]
+        v = inverse @ x
+        step = v[:, None] * v
+        step /= 1.0 + float(x @ v)
+        inverse -= step
+        gains, drafts = self.gains[arm], self.drafted[arm]
+        gains += gain * x
+        drafts += drafted * x
+        self.solved[0, arm] = inverse @ gains
+        self.solved[1, arm] = inverse @ drafts
+        if self.discount < 1.0:
+            self.gram[arm] += x[:, None] * x
+            self.since += 1
+            if self.since >= BLOCK:
+                self._forget()
 
-    def add(self, name: str, x: NDArray[np.float64], tokens: float, seconds: float) -> bool:
-        """Learn one round; False, and nothing is learned, when its seconds are not a usable number."""
-        if not 0.0 <= seconds <= LONGEST or name not in self.names:
-            return False
-        i = self.names.index(name)
-        v = self.inverse[i] @ x
-        self.inverse[i] -= np.outer(v, v) / (1.0 + float(x @ v))
-        self.tokens[i] += tokens * x
-        self.seconds[i] += seconds * x
-        self.totals = [self.totals[0] + tokens, self.totals[1] + seconds]
-        return True
+    def _forget(self) -> None:
+        kept = self.discount**self.since
+        for sums in (self.gram, self.gains, self.drafted):
+            sums *= kept
+        self.inverse = np.linalg.inv(self.gram + self.ridge * np.eye(self.size))
+        self._solve()
+        self.since = 0
 
-    def estimate(self, x: NDArray[np.float64], rho: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean reward, and xᵀA⁻¹x, of every arm at `x`."""
-        v = (self.inverse.reshape(-1, self.size) @ x).reshape(-1, self.size)
-        means: NDArray[np.float64] = ((self.tokens - rho * self.seconds) * v).sum(axis=1)
-        return means, v @ x
+    def _solve(self) -> None:
+        self.solved = np.empty((2, len(self.names), self.size))
+        for i, inverse in enumerate(self.inverse):  # one by one, as `add` does it: the same to the last bit
+            self.solved[0, i] = inverse @ self.gains[i]
+            self.solved[1, i] = inverse @ self.drafted[i]
+
+    def estimate(
+        self, x: NDArray[np.float64], price: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean of gain − price·drafted, and xᵀA⁻¹x, of every arm at `x`; `price` is one per arm."""
+        gains, drafted = (self.solved.reshape(-1, self.size) @ x).reshape(2, -1)
+        drafted *= price
+        gains -= drafted
+        return gains, self.inverse.reshape(-1, self.size * self.size) @ (x[:, None] * x).ravel()
 
     def to_json(self) -> dict[str, Any]:
-        arrays = {n: getattr(self, n).tolist() for n in ("inverse", "tokens", "seconds")}
-        return {"names": list(self.names), "totals": list(self.totals), **arrays}
+        arrays = {n: getattr(self, n).tolist() for n in ("inverse", "gains", "drafted")}
+        forgetting = {"gram": self.gram.tolist(), "since": self.since} if self.discount < 1.0 else {}
+        return {"names": list(self.names), **arrays, **forgetting}
 
     def from_json(self, state: Mapping[str, Any]) -> None:
         """Take over what `to_json` wrote. Raises `ArtefactError` where it does not fit, and changes nothing then."""
         try:
-            names, totals = [str(n) for n in state["names"]], [float(v) for v in state["totals"]]
-            shapes = {"inverse": (self.size, self.size), "tokens": (self.size,), "seconds": (self.size,)}
+            names = [str(n) for n in state["names"]]
+            shapes = {"inverse": (self.size, self.size), "gains": (self.size,), "drafted": (self.size,)}
             arrays = {
                 n: np.array(state[n], dtype=np.float64).reshape(len(names), *shape) for n, shape in shapes.items()
             }
-            good = len(totals) == 2 and all(np.isfinite(a).all() for a in (*arrays.values(), np.array(totals)))
-        except (KeyError, TypeError, ValueError):
+            square, since = shapes["inverse"], int(state.get("since", 0))
+            if "gram" in state:
+                gram = np.array(state["gram"], dtype=np.float64).reshape(len(names), *square)
+            else:  # saved by a learner that did not forget
+                gram = np.linalg.inv(arrays["inverse"]) - self.ridge * np.eye(self.size)
+            good = 0 <= since < BLOCK and all(np.isfinite(a).all() for a in (*arrays.values(), gram))
+        except (KeyError, TypeError, ValueError, np.linalg.LinAlgError):
             good = False
         if not good:
             raise ArtefactError("the saved state of a linear bandit is damaged or was made for other fields")
-        self.names, self.totals = names, totals
-        self.inverse, self.tokens, self.seconds = arrays["inverse"], arrays["tokens"], arrays["seconds"]
+        self.names = names
+        self.gram, self.since = gram, since
+        self.inverse, self.gains, self.drafted = arrays["inverse"], arrays["gains"], arrays["drafted"]
+        self._solve()

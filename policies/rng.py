@@ -45,6 +45,17 @@ def normal(state: int) -> tuple[int, float]:
 
 
 BLOCK = 128
+"""numbers that are made at once"""
+
+
+def _uniforms(state: int, n: int) -> NDArray[np.float64]:
+    """The next `n` numbers of `uniform`, [n]."""
+    z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(state)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    numbers: NDArray[np.float64] = ((z >> np.uint64(11)).astype(np.float64) + 0.5) / (1 << 53)
+    return numbers
 
 
 class NormalStream:
@@ -73,10 +84,31 @@ class NormalStream:
 
     @staticmethod
     def _fill(state: int, n: int) -> NDArray[np.float64]:
-        z = np.arange(1, 2 * n + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(state)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-        u = ((z >> np.uint64(11)).astype(np.float64) + 0.5) / (1 << 53)
+        u = _uniforms(state, 2 * n)
         normals: NDArray[np.float64] = np.sqrt(-2.0 * np.log(u[::2])) * np.cos(2.0 * np.pi * u[1::2])
         return normals
+
+
+class InverseNormals:
+    """The numbers of `normal`, many at once and as plain floats; one step of the state per number.
+
+    >>> state, z = InverseNormals().take(seed_state(0), 3)
+    >>> one, first = normal(seed_state(0))
+    >>> normal(normal(one)[0])[0] == state, abs(first - z[0]) < 1e-12
+    (True, True)
+    """
+
+    def __init__(self) -> None:
+        self._next, self._at = -1, 0
+        self._ready: list[float] = []
+
+    def take(self, state: int, n: int) -> tuple[int, list[float]]:
+        """The next state and `n` numbers."""
+        if state != self._next or self._at + n > len(self._ready):
+            from scipy.special import ndtri  # slow to import, and only Thompson sampling needs it
+
+            self._ready, self._at = ndtri(_uniforms(state, max(n, 8 * BLOCK))).tolist(), 0
+        z = self._ready[self._at : self._at + n]
+        self._at += n
+        self._next = (state + n * _GAMMA) & _MASK
+        return self._next, z

@@ -33,7 +33,7 @@ def load_level(occupancy: float) -> str:
     >>> load_level(1.0), load_level(0.25)
     ('16', '4')
     """
-    return str(round(LEVELS * occupancy))
+    return "16" if occupancy == 1.0 else str(round(LEVELS * occupancy))
 
 
 def add_round(costs: Costs, record: RoundRecord, level: str) -> bool:
@@ -41,16 +41,22 @@ def add_round(costs: Costs, record: RoundRecord, level: str) -> bool:
     if not 0.0 < record.seconds <= LONGEST:
         return False
     drafting = record.draft_seconds if 0.0 <= record.draft_seconds <= record.seconds else 0.0
-    rows = costs.setdefault(level, {VERIFY: [0.0] * 5})
+    rows = costs.get(level)
+    if rows is None:
+        rows = costs[level] = {VERIFY: [0.0] * 5}
     d, s = record.drafted, record.seconds - drafting
-    rows[VERIFY] = [MEMORY * v + a for v, a in zip(rows[VERIFY], (1.0, d, s, d * d, d * s), strict=True)]
+    n, sd, ss, sdd, sds = rows[VERIFY]
+    rows[VERIFY] = [
+        *(MEMORY * n + 1.0, MEMORY * sd + d, MEMORY * ss + s),
+        *(MEMORY * sdd + d * d, MEMORY * sds + d * s),
+    ]
     name = record.action.drafter
     if name is not None and record.drafted:
         forwards = float(record.draft_steps or (0 if is_lookup(name) else record.drafted))
         if is_lookup(name) and record.peeked:
             return True  # the seconds are those of another drafter's first forward
-        old = rows.get(name, (0.0, 0.0, 0.0))
-        rows[name] = [MEMORY * v + a for v, a in zip(old, (1.0, forwards, drafting), strict=True)]
+        calls, before, spent = rows.get(name, (0.0, 0.0, 0.0))
+        rows[name] = [MEMORY * calls + 1.0, MEMORY * before + forwards, MEMORY * spent + drafting]
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -419,24 +420,60 @@ def test_normal_stream_is_box_muller_of_the_scalar_stream() -> None:
     assert abs(many.mean()) < 5 / math.sqrt(20_000) and abs(many.var() - 1) < 5 * math.sqrt(2 / 20_000)
 
 
-def test_ridge_against_the_normal_equations() -> None:
+@pytest.mark.parametrize("discount", [1.0, 0.99])
+def test_ridge_against_the_normal_equations(discount: float) -> None:
+    """Weighted least squares over all rounds; discounting happens in blocks of 32 rounds."""
     rng = np.random.default_rng(0)
-    arms = RidgeArms(4, ridge=2.0)
+    arms = RidgeArms(4, 2.0, discount)
     arms.extend(["rollback", "model:2"])
-    rows: dict[str, list[tuple[Any, float, float]]] = {"rollback": [], "model:2": []}
-    for i in range(50):
-        name, x = ("rollback", "model:2")[i % 2], rng.normal(size=4)
-        tokens, seconds = float(rng.integers(1, 4)), float(rng.random())
-        assert arms.add(name, x, tokens, seconds)
-        rows[name].append((x, tokens, seconds))
-    x, rho = rng.normal(size=4), 3.0
-    means, variances = arms.estimate(x, rho)
-    for i, data in enumerate(rows.values()):
-        a = 2.0 * np.eye(4) + sum(np.outer(v, v) for v, _, _ in data)
-        b = sum((t - rho * s) * v for v, t, s in data)
-        assert means[i] == pytest.approx(x @ np.linalg.solve(a, b))
-        assert variances[i] == pytest.approx(x @ np.linalg.solve(a, x))
-    assert not arms.add("rollback", x, 1.0, math.nan) and not arms.add("poem", x, 1.0, 1.0)
+    rows: dict[int, list[tuple[int, Any, float, float]]] = {0: [], 1: []}
+    for i in range(80):
+        arm, x = i % 2, rng.normal(size=4)
+        gain, drafted = float(rng.integers(0, 4)), float(rng.random())
+        arms.add(arm, x, gain, drafted)
+        rows[arm].append((i, x, gain, drafted))
+    x, price = rng.normal(size=4), np.array([3.0, 0.5])
+    means, variances = arms.estimate(x, price)
+    for arm, data in rows.items():
+        weights = [discount ** (32 * (2 - i // 32)) for i, *_ in data]  # 80 rounds: two blocks are over
+        a = 2.0 * np.eye(4) + sum(w * np.outer(v, v) for w, (_, v, _, _) in zip(weights, data, strict=True))
+        b = sum(w * (g - price[arm] * d) * v for w, (_, v, g, d) in zip(weights, data, strict=True))
+        assert means[arm] == pytest.approx(x @ np.linalg.solve(a, b))
+        assert variances[arm] == pytest.approx(x @ np.linalg.solve(a, x))
+    saved = RidgeArms(4, 2.0, discount)
+    saved.from_json(json.loads(json.dumps(arms.to_json())))
+    for one in (arms, saved):
+        for _ in range(20):  # over the end of a block
+            one.add(0, x, 1.0, 2.0)
+    assert (saved.inverse == arms.inverse).all() and saved.since == arms.since
+    forgetful = RidgeArms(4, 2.0, 0.9)
+    plain = RidgeArms(4, 2.0)
+    plain.extend(["rollback"])
+    plain.add(0, x, 1.0, 2.0)
+    forgetful.from_json(plain.to_json())
+    assert forgetful.gram == pytest.approx(x[None, :, None] * x, abs=1e-9)
+
+
+def test_linear_bandits_price_time_at_the_load_of_now() -> None:
+    """The gain of a draft is learned once; a busy batch changes its price, and no arm must be tried again for that."""
+    policy = started("linucb", ActionTable.build(["model"], [1, 4, 8]))
+
+    def play(rounds: int, occupancy: float, slope: float) -> list[int]:
+        ks = []
+        for i in range(rounds):
+            k_max = 8 if i % 8 else 2  # as at the end of a budget: only two lengths can tell what a token costs
+            action = policy.act(replace(seen(k_max), occupancy=occupancy))
+            ks.append(action.k)
+            accepted = min(action.k, (0, 8, 3, 8)[i % 4])
+            cost = 0.001 * action.k
+            timed = {"draft_seconds": cost, "draft_steps": action.k}
+            policy.update(played(action, accepted, seconds=0.02 + cost + slope * action.k, **timed))
+        return ks
+
+    assert sum(k >= 4 for k in play(200, 0.25, 0.0)[-50:]) > 40
+    busy = play(60, 1.0, 0.05)
+    assert sum(k == 0 for k in busy[-40:]) > 30
+    assert sum(k >= 4 for k in play(20, 0.25, 0.0)) > 14
 
 
 def test_linucb_bonus_belongs_to_the_arm() -> None:
