@@ -103,6 +103,10 @@ def run(command: str) -> int:
             pytest.skip("resuming is tested in test_training.py")
         if "--seeds" in words or "--sweep" in words:
             pytest.skip("seeds and sweeps are run by test_many_runs.py")
+        if "step" in words:
+            write_small_trace()
+            files = {"--traces": "trace.npz", "--cost": "costs.json"}
+            return train_policy.main(shrink(words[2:], {**SMALL["train"], **files}))
         return train_policy.main(shrink(words[2:], SMALL["train live" if "live" in words else "train"]))
     if words[:4] == ["python", "-m", "assc", "live-check"]:
         write_trace(tiny_trace(), Path("tiny.npz"))
