@@ -78,8 +78,8 @@ DEFINITIONS: dict[str, str] = {
     "details.mean_drafted": "drafted / rounds in which a token was drafted; below K when the budget, an early stop or "
     "a missing n-gram match cut it",
     "details.acceptance_by_position": "entry j: rounds that accepted draft token j+1 / rounds that drafted it",
-    "details.discarded": "tokens drafted but thrown away without being judged by the target (a step policy rolled back, "
-    "or chunked verification ended before their group); in no rate, but their seconds are in seconds",
+    "details.discarded": "tokens drafted but thrown away without being judged by the target (a step policy rolled "
+    "back, or chunked verification ended before their group); in no rate, but their seconds are in seconds",
     "details.target_forwards": "forwards of the target in all rounds: above rounds where verification is chunked",
     "details.loads": "unloaded drafts that were brought back for a round",
     "details.wasted_draft_seconds": "sum over rounds of draft seconds * (drafted + discarded - accepted) / (drafted + "

@@ -65,7 +65,7 @@ class _Options:
 
 
 def _options(flat: FlatTrace, rows: Ints, n: int, drafter: Ints, k: Ints) -> _Options:
-    costs, size = flat.costs, flat.size
+    size = flat.size
     at = (flat.start[rows] + n)[:, None] + np.maximum(drafter, 0)[None] * size
     planned = np.minimum(k[None], (flat.budget[rows] - n - 1)[:, None])
     asked = planned > 0
@@ -74,11 +74,11 @@ def _options(flat: FlatTrace, rows: Ints, n: int, drafter: Ints, k: Ints) -> _Op
     d = np.maximum(drafter, 0)
     active = asked & flat.feeds[d][None] & (drafted > 0)
     draft = asked * (flat.per_call[d] + flat.per_step[d] * np.where(active, drafted, 0))
-    kv = flat.slots[rows] if costs.static_kv else flat.prompt[rows] + n
     following = np.minimum(n + accepted + 1, flat.end[rows][:, None])
-    verify = flat.verify(drafted, following - n, kv[:, None])
+    length = (flat.prompt[rows] + n)[:, None]
+    verify, overhead = flat.verify(drafted, following - n, flat.slots[rows][:, None], length)
     return _Options(
-        seconds=draft + verify + costs.overhead,
+        seconds=draft + verify + overhead,
         following=following,
         active=active,
         run=np.where(flat.keeps_drafts[d], np.maximum(np.minimum(drafted - 1, accepted), 0), 0),

@@ -78,7 +78,7 @@ class RidgeArms:
         kept = self.discount**self.since
         for sums in (self.gram, self.gains, self.drafted):
             sums *= kept
-        self.inverse = np.linalg.inv(self.gram + self.ridge * np.eye(self.size))
+        self.inverse = np.asarray(np.linalg.inv(self.gram + self.ridge * np.eye(self.size)), np.float64)
         self._solve()
         self.since = 0
 
