@@ -64,10 +64,10 @@ class DrafterFacts:
     """share of the tokens of the target's own text that it can propose"""
     memory_bytes: int = 0
     """weights, cut head and buffers, at the target's `slots`"""
-    buffer_bytes: int = 0
-    """the part of it that is buffers: free while the drafter is unloaded, as its weights are"""
     cut_head: bool = False
     """whether `token_ids` are the frequent ones that a learned draft's head was cut to"""
+    buffer_bytes: int = 0
+    """the part of `memory_bytes` that is buffers: free while the drafter is unloaded, as its weights are"""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, EvaluationInterrupted, RequestResult, unique_labels
 from assc.run import run_request
+from assc.steps import check_policy
 
 BASELINE = "ar"
 """name of the policy that always runs: plain decoding through the same engine"""
@@ -102,7 +103,8 @@ class _Players:
             self.labels.append(BASELINE)
             self.policies.append(make_policy(BASELINE))
         for policy in self.policies:
-            policy.begin(backend.table)  # a K or an artefact that does not fit is refused before any work
+            check_policy(backend, policy)  # what does not fit is refused before any work, as a K or an artefact below
+            policy.begin(backend.table)
         self._states = [copy.deepcopy(policy.state_dict()) for policy in self.policies]
 
     def restore(self) -> None:

@@ -29,6 +29,7 @@ from assc.core import Request
 from assc.costs import CostModel, DrafterCost
 from assc.errors import RequestError
 from assc.positions import PositionBackend, Text
+from assc.steps import STEP_COLUMNS, encode
 from assc.trace import FINISHES, DrafterInfo, Header, Trace, runs
 from assc.trace_build import build_trace
 from assc.trace_rules import budget_of
@@ -87,7 +88,8 @@ class MarkovSource:
 
     @property
     def header(self) -> Header:
-        drafters = (DrafterInfo("model", "model", "drafts", confidence=True), DrafterInfo("ngram", "ngram"))
+        model = DrafterInfo("model", "model", "drafts", confidence=True, steps=self.k_max)
+        drafters = (model, DrafterInfo("ngram", "ngram"))
         return Header("greedy", self.k_max, drafters, pair="markov", device="none", dtype="none")
 
     def draw(self, request: Request) -> dict[str, Any]:
@@ -113,6 +115,11 @@ class MarkovSource:
         entropy = level * gamma[:size]
         draft = np.abs(entropy + 0.3 * blur[:size]) + np.where(agree, 0.0, 0.5)
         available = np.full(size, self.k_max)
+        top1 = np.exp(-draft / 2)
+        # of step j from a position the draft thinks what it thinks at the position j further on, also off the text
+        codes = np.array([encode(h, p, p / 2, p) for h, p in zip(draft.tolist(), top1.tolist(), strict=True)], np.uint8)
+        ahead = np.arange(size)[:, None] + np.arange(self.k_max)
+        steps = np.pad(codes, ((0, self.k_max), (0, 0)), "edge")[ahead]
         return {
             "tokens": tokens[:size].astype(np.int32),
             "finish": FINISHES.index("eos" if len(stop) else "length"),
@@ -122,8 +129,9 @@ class MarkovSource:
             "acc/model": np.minimum(runs(agree), available).astype(np.int8),
             "avail/model": available.astype(np.int8),
             "entropy/model": draft.astype(np.float32),
-            "top1/model": np.exp(-draft / 2).astype(np.float32),
-            "margin/model": (np.exp(-draft / 2) / 2).astype(np.float32),
+            "top1/model": top1.astype(np.float32),
+            "margin/model": (top1 / 2).astype(np.float32),
+            **{f"step_{name}/model": steps[:, :, i] for i, name in enumerate(STEP_COLUMNS)},
             "acc/ngram": np.where(hits, np.minimum(runs(copies), available), 0).astype(np.int8),
             "avail/ngram": np.where(hits, available, 0).astype(np.int8),
         }
@@ -190,7 +198,7 @@ class MarkovBackend(PositionBackend):
 
     def _drawn(self, request: Request) -> Text:
         c = self.source.draw(request)
-        lists = {name: value.tolist() for name, value in c.items() if name != "finish"}
+        lists = {name: value.tolist() for name, value in c.items() if name != "finish" and value.ndim == 1}
         return Text(
             tokens=tuple(lists["tokens"]),
             finish=FINISHES[c["finish"]],
@@ -200,4 +208,5 @@ class MarkovBackend(PositionBackend):
             acc={d: lists[f"acc/{d}"] for d in ("model", "ngram")},
             avail={d: lists[f"avail/{d}"] for d in ("model", "ngram")},
             peek=tuple(lists[f"{name}/model"] for name in ("entropy", "top1", "margin")),
+            steps={"model": np.stack([c[f"step_{name}/model"] for name in STEP_COLUMNS], axis=-1)},
         )

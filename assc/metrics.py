@@ -48,9 +48,10 @@ DEFINITIONS: dict[str, str] = {
     "acceptance_rate": "accepted / drafted, both summed first; accepted is the leading run after clipping at stop and "
     "budget, the bonus token is not counted, drafted counts verified tokens only; null when nothing was drafted",
     "waste_rate": "1 - acceptance_rate",
-    "mean_k": "mean over all rounds of the K that the policy planned, rollback rounds count as 0",
+    "mean_k": "mean over all rounds of the K that the policy planned, rollback rounds count as 0; of a step policy the "
+    "tokens that it let be drafted, discarded ones included",
     "tokens_per_round": "tokens / rounds, both summed first (tau, block efficiency, mean accepted length + 1)",
-    "rollback_rate": "rounds in which the policy chose plain decoding / rounds",
+    "rollback_rate": "rounds in which the policy chose plain decoding, before or after drafting / rounds",
     "draft_time_share": "seconds spent drafting / seconds",
     "policy_time_share": "seconds spent in the policy (deciding and learning) / seconds",
     "rounds": "verification steps of the target, counted one by one",
@@ -77,11 +78,12 @@ DEFINITIONS: dict[str, str] = {
     "details.mean_drafted": "drafted / rounds in which a token was drafted; below K when the budget, an early stop or "
     "a missing n-gram match cut it",
     "details.acceptance_by_position": "entry j: rounds that accepted draft token j+1 / rounds that drafted it",
-    "details.discarded": "tokens drafted but thrown away without being judged by the target; in no rate",
+    "details.discarded": "tokens drafted but thrown away without being judged by the target (a step policy rolled "
+    "back, or chunked verification ended before their group); in no rate, but their seconds are in seconds",
     "details.target_forwards": "forwards of the target in all rounds: above rounds where verification is chunked",
     "details.loads": "unloaded drafts that were brought back for a round",
-    "details.wasted_draft_seconds": "sum over rounds of draft seconds * the share of the tokens made (drafted and "
-    "discarded) that were not accepted",
+    "details.wasted_draft_seconds": "sum over rounds of draft seconds * (drafted + discarded - accepted) / (drafted + "
+    "discarded)",
     "details.phase_gap": "|draft + verify + policy + other - seconds| / seconds, should be under 0.05",
     "details.wall_seconds": "wall clock of the episodes, prefill and observation included",
     "details.unexplained_share": "(wall - prefill - seconds) / wall for measured time: what no phase accounts for",
@@ -229,7 +231,7 @@ def make_details(mine: Sequence[Run], base: Sequence[Run], *, measured: bool, se
         "planned": total.planned,
         "drafted": total.drafted,
         "accepted": total.accepted,
-        "discarded": sum(r.discarded for r in rounds),
+        "discarded": total.discarded,
         "target_forwards": sum(r.forwards for r in rounds),
         "loads": sum(r.loads for r in rounds),
         "rollbacks": total.rollbacks,

@@ -75,7 +75,8 @@ def _options(flat: FlatTrace, rows: Ints, n: int, drafter: Ints, k: Ints) -> _Op
     active = asked & flat.feeds[d][None] & (drafted > 0)
     draft = asked * (flat.per_call[d] + flat.per_step[d] * np.where(active, drafted, 0))
     following = np.minimum(n + accepted + 1, flat.end[rows][:, None])
-    verify, overhead = flat.verify(drafted, following - n, flat.slots[rows][:, None], flat.prompt[rows][:, None] + n)
+    length = (flat.prompt[rows] + n)[:, None]
+    verify, overhead = flat.verify(drafted, following - n, flat.slots[rows][:, None], length)
     return _Options(
         seconds=draft + verify + overhead,
         following=following,

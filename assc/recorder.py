@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from assc.batch import Batch, Row
 from assc.core import ROLLBACK, Action, Request
-from assc.drafters.base import Confidence, Drafter, codes_of
+from assc.drafters.base import Confidence, Drafter, Proposal, codes_of
 from assc.drafters.model import ModelDrafter, confidence
 from assc.drafters.ngram import NgramDrafter, NgramIndex
 from assc.engine import Engine
@@ -99,10 +99,13 @@ def record_request(
     columns["match"] = np.full(len(text), -1, np.int8)
     steps = engine.k_max if steps is None else steps
     for drafter in walked:
-        columns |= _walk(engine, batch, drafter, text)
+        if not (drafter.has_step_confidence and steps == engine.k_max):  # else the walk of steps tells all
+            columns |= _walk(engine, batch, drafter, text)
     for drafter in engine.drafters.values():
         if steps and drafter.has_step_confidence:
-            columns |= _walk_steps(engine, batch, drafter, text, steps, starts)
+            told = _walk_steps(engine, batch, drafter, text, steps, starts)
+            # what a teacher-forced pass or a walk tells already is not taken twice
+            columns |= {name: column for name, column in told.items() if drafter in walked or name.startswith("step_")}
         if type(drafter) is NgramDrafter:
             columns |= _ngram(drafter, request.prompt_ids, text, engine.k_max, columns["match"])
         elif type(drafter) is ModelDrafter:
@@ -194,7 +197,8 @@ def _walk_steps(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[i
     """The confidences of the first `steps` tokens that a drafter drafts at every position of the text.
 
     What it thinks of tokens behind its first mismatch depends on its own tokens, so it drafts all of them everywhere:
-    at `starts` positions side by side, which are the rows of one batch over the buffers of `batch`.
+    at `starts` positions side by side, which are the rows of one batch over the buffers of `batch`. If these are all
+    tokens that it can be asked for, the columns of `_walk` come with them.
     """
     row, name = batch.rows[0], drafter.name
     known, start, end = [*row.request.prompt_ids, *text], row.prompt_length, row.prompt_length + len(text)
@@ -203,6 +207,8 @@ def _walk_steps(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[i
     if batch.hidden is not None:
         wide.hidden = batch.hidden.expand(starts, -1, -1)
     codes = np.zeros((len(STEP_COLUMNS), len(text), steps), np.uint8)
+    accepted, available = np.zeros(len(text), np.int8), np.zeros(len(text), np.int8)
+    seen: list[Confidence | None] = [None] * len(text)
     for first in range(start, end, starts):
         places = [min(first + b, end - 1) for b in range(starts)]
         for at, own in zip(places, wide.rows, strict=True):
@@ -210,17 +216,26 @@ def _walk_steps(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[i
         if first == start:
             drafter.begin(wide)
         # the buffers hold no more than the budget, and no round could use it
-        told = _told(drafter, wide, [min(steps, start + row.budget - at) for at in places])
-        for at, seen in zip(places, told, strict=True):
-            for j, confidence_ in enumerate(seen):
+        asked = [min(steps, start + row.budget - at) for at in places]
+        told, proposal = _told(drafter, wide, asked)
+        drafted = proposal.tokens.tolist()
+        for b, at in enumerate(places):
+            for j, confidence_ in enumerate(told[b]):
                 codes[:, at - start, j] = codes_of(confidence_)
+            n = proposal.lengths[b]
+            available[at - start] = engine.k_max if n == asked[b] else n
+            accepted[at - start] = _agreeing(drafted[b][:n], known[at:])
+            seen[at - start] = told[b][0] if told[b] else None
         # nothing was committed: what was drafted is forgotten, and the next places are read from the text
         drafter.committed(wide)
-    return {f"step_{c}/{name}": codes[i] for i, c in enumerate(STEP_COLUMNS)}
+    columns: Row_ = {f"step_{c}/{name}": codes[i] for i, c in enumerate(STEP_COLUMNS)}
+    if steps == engine.k_max:
+        columns |= {f"acc/{name}": accepted, f"avail/{name}": available, **_confidence_columns(name, seen)}
+    return columns
 
 
-def _told(drafter: Drafter, batch: Batch, ks: Sequence[int]) -> list[list[Confidence]]:
-    """Per row the confidences that the drafter tells of the tokens of its whole proposal."""
+def _told(drafter: Drafter, batch: Batch, ks: Sequence[int]) -> tuple[list[list[Confidence]], Proposal]:
+    """Per row the confidences that the drafter tells of the tokens of its whole proposal, and the proposal."""
     told: list[list[Confidence]] = [[] for _ in ks]
     drafting = drafter.propose_steps(batch, ks)
     try:
@@ -230,8 +245,8 @@ def _told(drafter: Drafter, batch: Batch, ks: Sequence[int]) -> list[list[Confid
                 if seen is not None:
                     told[b].append(seen)
             shown = drafting.send(())
-    except StopIteration:
-        return told
+    except StopIteration as done:
+        return told, done.value
 
 
 def _agreeing(proposal: Sequence[int], text: Sequence[int]) -> int:

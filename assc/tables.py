@@ -153,7 +153,11 @@ def notes(evaluation: Evaluation) -> list[str]:
     if not evaluation.complete:
         total = evaluation.meta["requests"] * evaluation.meta["repeats"]
         found.append(f"INCOMPLETE: {len(evaluation.results)} of {total} requests were finished")
-    for detail in evaluation.details():
+    details = evaluation.details()
+    thrown = [f"{d['label']} {d['discarded']}" for d in details if d["discarded"]]
+    if thrown:
+        found.append(f"tokens discarded unjudged: {', '.join(thrown)} (in no rate, paid for in the seconds)")
+    for detail in details:
         gap = detail["phase_gap"]
         if gap is not None and gap > GAP:
             found.append(f"{detail['label']}: the phase times miss the total by {100 * gap:.1f} %")

@@ -130,9 +130,10 @@ class Curve:
 
     def settings(self, values: Mapping[str, Setting], metrics: Sequence[str]) -> None:
         """This run's row in the table "HParams"; its `metrics` are the last values of these scalar tags."""
-        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard import summary
 
-        experiment, start, self._closing = hparams(dict(values), dict.fromkeys(metrics, 0.0))
+        make: Any = summary.hparams  # has no annotations
+        experiment, start, self._closing = make(dict(values), dict.fromkeys(metrics, 0.0))
         files = self._writer._get_file_writer()  # add_hparams would make a run of its own
         files.add_summary(experiment)
         files.add_summary(start)

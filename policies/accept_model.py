@@ -60,8 +60,9 @@ class AcceptModel(BasePolicy):
     Learning: scikit-learn's SGDClassifier (log loss), `partial_fit` every `every` rounds on what those showed: each
     accepted position, and the first rejected one unless the request ended there; a lookup that proposed nothing counts
     as a rejection at j = 1. Decisions use the plain coefficients, so deployment with `frozen=true` needs numpy only.
-    A drafter that was not asked for `probe` rounds is asked for 2 tokens, so neither rollback nor a drafter is for
-    ever; `frozen=true` does not probe.
+    A drafter that was not asked for `probe` rounds is asked for 2 tokens, and again as long as all of them are accepted
+    and it would not be asked anyway, so neither rollback nor a drafter is for ever; `frozen=true` does not probe. What
+    was seen is learned after 4·`every` rounds at the latest, however few of them drafted.
 
     Uses acceptance history, target entropy, the n-gram match (and draft confidence if asked), load, the seconds of its
     own rounds. Source: this project; per-position acceptance prediction as in SpecDec++ (Huang et al. 2024, arXiv
@@ -75,7 +76,7 @@ class AcceptModel(BasePolicy):
     """
 
     uses: ClassVar[str] = "H, E, N, L, seconds"
-    learned: ClassVar[tuple[str, ...]] = ("models", "buffer", "costs", "pace", "since", "fields")
+    learned: ClassVar[tuple[str, ...]] = ("models", "buffer", "costs", "pace", "since", "waited", "fields")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(
@@ -104,8 +105,11 @@ class AcceptModel(BasePolicy):
         """level of load -> discounted tokens and seconds"""
         self.since: dict[str, int] = {}
         """drafter -> rounds since it was asked"""
+        self.waited = 0
+        """rounds since something was learned"""
         self.level = load_level(1.0)
         self._seen: NDArray[np.float64] | None = None
+        self._probing = False
         if not frozen:
             from sklearn.linear_model import SGDClassifier  # slow to import, and not needed to decide
 
@@ -174,38 +178,42 @@ class AcceptModel(BasePolicy):
     def act(self, observation: Observation) -> Action:
         level, c, k_max = load_level(observation.occupancy), observation.cost_ratio, observation.k_max
         self.level = level
+        self._probing = False
         self._seen = x = self.features(observation)
         if k_max < 1 or not self._drafters:
             return ROLLBACK
-        if not self.frozen:
-            due = max(self._drafters, key=lambda d: self.since[d])
-            if self.since[due] >= self.probe:
-                return Action(due, min(2, k_max, self._limits[due]))
         if self._priced != (level, c):
             self._price(level, c)
         values = (self.tokens(x) - self._cost)[:, :k_max]
         best = int(values.argmax())
         row, column = divmod(best, values.shape[1])
-        return Action(self._drafters[row], column + 1) if values[row, column] > self._plain else ROLLBACK
+        action = Action(self._drafters[row], column + 1) if values[row, column] > self._plain else ROLLBACK
+        if not self.frozen:
+            due = max(self._drafters, key=lambda d: self.since[d])
+            if self.since[due] >= self.probe and action.drafter != due:
+                self._probing = True
+                return Action(due, min(2, k_max, self._limits[due]))
+        return action
 
     def update(self, record: RoundRecord) -> None:
         x, self._seen = self._seen, None
         if self.frozen:
             return
         name = record.action.drafter
+        again = self._probing and 0 < record.drafted == record.accepted
         for d in self.since:
-            self.since[d] = 0 if d == name else self.since[d] + 1
+            self.since[d] = self.since[d] + 1 if d != name or again else 0
+        self.waited += 1
         if add_round(self.costs, record, self.level) and record.seconds <= LONGEST:
             tokens, seconds = self.pace.get(self.level, (0.0, 0.0))
             self.pace[self.level] = [0.995 * tokens + record.emitted, 0.995 * seconds + record.seconds]
         self._priced = None
-        if name is None or x is None:
-            return
-        missed = record.drafted == 0 and record.planned > 0 and is_lookup(name)
-        refused = missed or (record.accepted < record.drafted and record.finish is None)
-        if record.accepted or refused:
-            self.buffer.append([name, x.tolist(), record.accepted, refused])
-        if len(self.buffer) >= self.every:
+        if name is not None and x is not None:
+            missed = record.drafted == 0 and record.planned > 0 and is_lookup(name)
+            refused = missed or (record.accepted < record.drafted and record.finish is None)
+            if record.accepted or refused:
+                self.buffer.append([name, x.tolist(), record.accepted, refused])
+        if len(self.buffer) >= self.every or (self.buffer and self.waited >= 4 * self.every):
             self._learn()
 
     def _learn(self) -> None:
@@ -218,6 +226,7 @@ class AcceptModel(BasePolicy):
                     labels.append(np.arange(judged) < accepted)
             self.models[name] = self._fitted(name, np.vstack(rows), np.concatenate(labels).astype(np.int64))
         self.buffer.clear()
+        self.waited = 0
         self._extract()
 
     def _fitted(self, name: str, rows: NDArray[np.float64], labels: NDArray[np.int64]) -> list[float]:

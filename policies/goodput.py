@@ -128,6 +128,7 @@ class Goodput(BasePolicy):
             self.history.append([record.accepted, judged])
             self._count(record.accepted, judged, 1)
             if len(self.history) > self.window:
-                self._count(*self.history.pop(0), -1)
+                accepted, judged = self.history.pop(0)
+                self._count(accepted, judged, -1)
         c = self._planned[1] if self._planned is not None else 0.0
         self._planned = (self.level, c, self._best(self.level, c)) if self._planned is not None else None

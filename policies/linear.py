@@ -150,7 +150,7 @@ class LinUcb(LinearBandit):
     'ngram:2'
     """
 
-    uses: ClassVar[str] = "H, E, N, seconds"
+    uses: ClassVar[str] = "H, E, N, L, seconds"
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
         return means + self._width * np.sqrt(np.maximum(variances, 0.0))
@@ -175,7 +175,7 @@ class LinTs(LinearBandit):
     'ngram:2'
     """
 
-    uses: ClassVar[str] = "H, E, N, seconds"
+    uses: ClassVar[str] = "H, E, N, L, seconds"
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
         self.rng, z = self._normals.take(self.rng, len(means))

@@ -62,9 +62,7 @@ class RidgeArms:
         """Learn one round of the arm at this place of `names`."""
         inverse = self.inverse[arm]
         v = inverse @ x
-        step = v[:, None] * v
-        step /= 1.0 + float(x @ v)
-        inverse -= step
+        inverse -= (v / (1.0 + float(x @ v)))[:, None] * v
         gains, drafts = self.gains[arm], self.drafted[arm]
         gains += gain * x
         drafts += drafted * x
@@ -80,7 +78,7 @@ class RidgeArms:
         kept = self.discount**self.since
         for sums in (self.gram, self.gains, self.drafted):
             sums *= kept
-        self.inverse = np.linalg.inv(self.gram + self.ridge * np.eye(self.size))
+        self.inverse = np.asarray(np.linalg.inv(self.gram + self.ridge * np.eye(self.size)), np.float64)
         self._solve()
         self.since = 0
 

@@ -276,8 +276,10 @@ class FixedPolicy:
 def fake_requests(
     n: int, *, max_new_tokens: int = 48, seed: int = 0, categories: Sequence[str] = ("a", "b")
 ) -> list[Request]:
-    """`n` requests with ids r0, r1, … that alternate over the categories."""
+    """`n` requests with ids r0, r1, … and prompts of their own that alternate over the categories."""
     return [
-        Request((1, 2, 3), max_new_tokens, seed=1000 * seed + i, id=f"r{i}", category=categories[i % len(categories)])
+        Request(
+            (1, seed, i), max_new_tokens, seed=1000 * seed + i, id=f"r{i}", category=categories[i % len(categories)]
+        )
         for i in range(n)
     ]

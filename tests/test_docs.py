@@ -31,6 +31,7 @@ SMALL: dict[str, dict[str, str | None]] = {
     "replay": {"--traces": "trace.npz", "--cost": "costs.json", "--json": None, "--tensorboard": None},
     "train": {"--total-timesteps": "64", "--eval-requests": "3", "--live-requests": "0"},
     "train live": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
+    "drift": {"--seeds": "1", "--tokens": "60", "--segments": "2", "--window": "10", "--json": None, "--svg": None},
     "live-check": {"--pair": "tiny", "--requests": "1", "--traces": "tiny.npz", "--cost": "tiny.json", "--json": None},
 }
 
@@ -102,6 +103,10 @@ def run(command: str) -> int:
             pytest.skip("resuming is tested in test_training.py")
         if "--seeds" in words or "--sweep" in words:
             pytest.skip("seeds and sweeps are run by test_many_runs.py")
+        if "step" in words:
+            write_small_trace()
+            files = {"--traces": "trace.npz", "--cost": "costs.json"}
+            return train_policy.main(shrink(words[2:], {**SMALL["train"], **files}))
         return train_policy.main(shrink(words[2:], SMALL["train live" if "live" in words else "train"]))
     if words[:4] == ["python", "-m", "assc", "live-check"]:
         write_trace(tiny_trace(), Path("tiny.npz"))
@@ -109,6 +114,8 @@ def run(command: str) -> int:
         return module_main.main(shrink(words[3:], SMALL["live-check"]))
     if words[:4] == ["python", "-m", "assc", "drafts"]:
         return module_main.main(without_models(shrink(words[3:], SMALL["drafts"])))
+    if words[:4] == ["python", "-m", "assc", "drift"]:
+        return module_main.main(shrink(words[3:], SMALL["drift"]))
     if words[:4] == ["python", "-m", "assc", "report"]:
         write_small_result()
         files = [Path(w).name if w.endswith((".json", ".html")) else w for w in words[3:] if not w.startswith("runs/")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from typing import Any
@@ -25,6 +26,7 @@ from assc.recorder import record_request
 from assc.replay import ReplayBackend
 from assc.run import run_request
 from assc.steps import STEP_FIELDS, Decision, StepObservation
+from assc.timing import PhaseTimer
 from assc.tiny import tiny_target
 from assc.trace import Trace
 from assc.trace_build import build_trace
@@ -172,3 +174,60 @@ def test_open_rounds_are_guarded() -> None:
         assert backend.decide(Decision.VERIFY) is None
         assert backend.close_round().drafted == 1
         assert backend.open_round(ROLLBACK) is None and backend.close_round().rollback
+
+
+def _shifted(inner: Any) -> Any:
+    return lambda seen: (codes := inner(seen))._replace(top1=min(255, codes.top1 + 1))
+
+
+def _one_step_free(inner: Any) -> Any:
+    def work(self: Any, name: str, drafted: int, *rest: Any) -> tuple[int, int]:
+        steps, catch_up = inner(self, name, drafted, *rest)
+        return max(0, steps - 1), catch_up
+
+    return work
+
+
+def _verified_all_the_same(inner: Any) -> Any:
+    return lambda self, batch, actions, asked, parts, rolled: inner(self, batch, actions, asked, parts, frozenset())
+
+
+FAULTS = {
+    "a code off by one": ("assc.live.codes_of", _shifted),
+    "a draft step for nothing": ("assc.positions.PositionBackend._work", _one_step_free),
+    "discarded tokens verified": ("assc.engine.Engine._merged", _verified_all_the_same),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, plant = FAULTS[fault]
+    owner, _, name = place.rpartition(".")
+    module = pkgutil.resolve_name(owner)
+    monkeypatch.setattr(module, name, plant(getattr(module, name)))
+    trace = tiny_trace("gumbel")
+    live = LiveBackend(tiny_engine(), mode="gumbel", cost_model=COSTS, time_source="modelled")
+    with pytest.raises(AssertionError):
+        for row, asked in enumerate(trace.requests()[:3]):
+            check_same(live, ReplayBackend(trace, COSTS), asked, RandomSteps(row, ("model", "ngram")))
+
+
+def test_rows_of_a_batch_decide_for_themselves() -> None:
+    """Two rows in one engine batch, one rolling back and one going on: each commits its own plain text."""
+    trace, engine = tiny_trace("greedy"), tiny_engine()
+    asked = [trace.request(r) for r in (0, 1)]
+    batch, timer = engine.start(asked), PhaseTimer(engine.device)
+    discarded = [0, 0]
+    while any(row.finish is None for row in batch.rows):
+        steps = engine.steps(batch, [Action("model", 3), Action("model", 5)], timer)
+        try:
+            shown = next(steps)
+            while True:
+                shown = steps.send({b: Decision.CONTINUE if b else Decision.ROLLBACK for b in shown})
+        except StopIteration as done:
+            discarded = [n + o.discarded for n, o in zip(discarded, done.value, strict=True)]
+    assert discarded[0] > 0 and discarded[1] == 0
+    offsets, tokens = trace.columns["offsets"], trace.columns["tokens"]
+    for row, recorded in zip(batch.rows, range(2), strict=True):
+        text = tokens[offsets[recorded] : offsets[recorded + 1]].tolist()
+        assert row.tokens[row.prompt_length :] == text

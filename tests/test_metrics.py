@@ -113,6 +113,16 @@ def test_l03_discarded_tokens_are_in_no_rate() -> None:
     assert (detail["drafted"], detail["accepted"], detail["discarded"]) == (3, 2, 5)
 
 
+def test_a_draft_rolled_back_is_paid_for_and_in_no_rate() -> None:
+    """Two rounds of the same draft seconds: one accepted 2 of 4, one threw 4 away unverified."""
+    thrown = record(0, 0, k=4, discarded=4)
+    runs = [run_of(0, record(4, 2, k=4), thrown)]
+    row, detail = make_row("x", runs, runs, seed=0, is_baseline=False), make_details(runs, runs, measured=True)
+    assert thrown.rollback and row["acceptance_rate"] == row["rollback_rate"] == 0.5 and row["seconds"] == 2.0
+    assert (detail["drafted"], detail["discarded"], detail["rollbacks"]) == (4, 4, 1)
+    assert detail["wasted_draft_seconds"] == pytest.approx(0.25 * 0.5 + 0.25)
+
+
 def test_l04_drafted_length_stands_beside_the_acceptance() -> None:
     """L04: acceptance 1 is no feat when only 1 of 8 planned tokens was drafted; empty rounds do not dilute."""
     timid = [run_of(0, record(1, 1, k=8), record(0, 0, k=8), record(1, 1, k=8))]

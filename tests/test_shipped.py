@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from assc.oracle import ladder
 from assc.pairs import PAIRS, LoadedPair, packaged_draft
 from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_cost_file, shipped_costs, shipped_trace
+from assc.token_texts import list_texts, shipped_texts, text_of_trace
 from assc.vector_replay import FlatTrace
 from assc.workloads import content_hash, draft_prompts, load_workload
 
@@ -82,3 +84,15 @@ def test_the_draft_is_accepted_live(smollm2: LoadedPair) -> None:
     result = decoder.generate("List the planets of the solar system, one per line.", max_new_tokens=32)
     plain = decoder.generate("List the planets of the solar system, one per line.", max_new_tokens=32, policy="ar")
     assert result.tokens == plain.tokens and (result.totals.acceptance_rate or 0) > 0.2
+
+
+def test_texts_of_tokens_are_known_without_a_model() -> None:
+    trace, texts = shipped_trace(), shipped_texts()
+    assert set(map(int, list_texts(trace, str))) == set(texts), "another trace than the texts were listed for"
+    text_of = text_of_trace(trace.header)
+    assert text_of is not None and text_of(10**9) == "<1000000000>"
+    row = trace.where(split="held-out", categories=("code",), temperatures=(0.0,))[0]
+    start, end = (int(trace.columns["offsets"][i]) for i in (row, row + 1))
+    assert "".join(map(text_of, trace.columns["tokens"][start:end].tolist())).isprintable() is False, "no line break"
+    assert text_of_trace(replace(trace.header, pair="markov")) is None
+    assert text_of_trace(replace(trace.header, models={"target": "another"}, pair="unknown")) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from fakes import FakeBackend, fake_requests
 from sklearn.metrics import roc_curve
 from test_policies import CASES, backend, built, observation
 
+from assc import registry
 from assc.core import Action, RoundRecord
 from assc.errors import AsscError
 from assc.registry import make_policy
@@ -117,3 +120,16 @@ def test_hf_confidence_stops_behind_the_first_doubtful_token() -> None:
     # the fake draft gives 0.9 to tokens that will be accepted and 0.3 to others
     assert all(r.accepted in (r.drafted - 1, r.drafted) for r in rounds) and any(r.accepted > 1 for r in rounds)
     assert all(r.accepted == r.drafted - 1 for r in rounds[:-1] if r.drafted < 16)
+
+
+def test_the_examples_of_the_docs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "step-policies.md").read_text(encoding="utf-8")
+    policy, environment = re.findall(r"```python\n(.*?)```", page, re.S)
+    registry.load_plugins()
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))  # "cautious" is gone afterwards
+    exec(policy, {"__name__": "docs"})
+    rounds = run_request(backend(), fake_requests(1)[0], make_policy("cautious:least=0.5")).rounds
+    assert any(r.drafted for r in rounds)
+    scope: dict[str, object] = {}
+    exec(environment, scope)
+    assert scope["info"]["record"].drafted == 1  # type: ignore[index]

@@ -91,6 +91,8 @@ def check(config: Config) -> None:
         raise UsageError("--policies names no policy")
     if (config.traces is None) != (config.cost is None):
         raise UsageError("--traces and --cost go together: seconds are modelled by the costs of the trace's machine")
+    for spec in config.policies:
+        make_policy(spec)  # a mistake is told before anything is played
     for path, suffix in ((config.svg, ".svg"), (config.png, ".png")):
         if path is not None and path.suffix != suffix:
             raise UsageError(f"the figure {path} must end with {suffix}")
@@ -152,7 +154,8 @@ def study(config: Config, choice: Choice) -> dict[str, Any]:
     scenario: Scenario = SCENARIOS[config.scenario](choice)
     references = [Reference(regime) for regime in scenario.regimes]
     streams = [draw_stream(scenario, config.tokens, seed) for seed in range(config.seeds)]
-    rows, last = [], []
+    rows: list[dict[str, Any]] = []
+    last: list[Played] = []
     for label, spec, warm in runs_of(config):
         say(f"{scenario.name}: {label}")
         played = []

@@ -33,7 +33,7 @@ def regret(played: Played) -> Curve:
     )
 
 
-def mean_curve(curves: Sequence[Curve], points: int = 60) -> Curve:
+def mean_curve(curves: Sequence[Curve], points: int = 41) -> Curve:
     """Mean of several streams at the same numbers of tokens, straight between requests."""
     grid = np.linspace(0, min(int(c.tokens[-1]) for c in curves), points)
 

@@ -94,7 +94,10 @@ def _most_different(choice: Choice, names: Sequence[str]) -> tuple[str, ...]:
         for b in totals
         if a < b
     }
-    return max(lost, key=lost.__getitem__) if lost else tuple(totals)
+    if not lost:
+        return tuple(totals)
+    first, second = max(lost, key=lost.__getitem__)
+    return first, second
 
 
 def temperature(choice: Choice) -> Scenario:

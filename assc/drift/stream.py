@@ -65,7 +65,8 @@ def draw_stream(scenario: Scenario, tokens: int, seed: int) -> list[Stop]:
     for segment, number in enumerate(scenario.order):
         regime = scenario.regimes[number]
         lengths = np.diff(regime.trace.columns["offsets"])
-        left, waiting = tokens, []
+        left = tokens
+        waiting: list[int] = []
         while left > 0:
             if not waiting:
                 waiting = rng.permutation(regime.rows).tolist()

@@ -150,8 +150,10 @@ class _Reader(Checked):
         numbers = {name: self.needed(raw, name, what) for name in names}
         bins = [
             Bin(
-                *(self.needed(one, name, f"a bin of {what}") for name in ("judged", "predicted", "accepted")),
-                self.interval(one, "accepted_ci95", what),
+                judged=self.needed(one, "judged", what),
+                predicted=self.needed(one, "predicted", what),
+                accepted=self.needed(one, "accepted", what),
+                interval=self.interval(one, "accepted_ci95", what),
             )
             for one in self.get(raw, "bins", list, what)
         ]

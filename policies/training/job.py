@@ -42,7 +42,8 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         config = replace(config, cost=run_dir / COSTS_FILE)
     if problem is None:
         problem = _problem(config)
-    check_apart(problem.train, problem.held_out, problem.workload_hash)
+    if config.eval_requests != 0:
+        check_apart(problem.train, problem.held_out, problem.workload_hash)
     if checkpoint is None:
         try:
             run_dir.mkdir(parents=True)
