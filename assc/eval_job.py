@@ -173,9 +173,10 @@ def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
     from assc.tb_eval import SAMPLES, EvaluationWriter  # imports torch
 
     names, backend = [spec for spec, _ in job.policies], job.backend
+    described: dict[str, Any] = getattr(backend, "describe", dict)()
     shared: dict[str, str | int | float | bool] = {
         "backend": config.backend,
-        "pair": str(getattr(backend, "describe", dict)().get("pair")),
+        "pair": str(described.get("pair")),
         "mode": backend.mode,
         "time": backend.time_source,
         "c": backend.cost_ratio,

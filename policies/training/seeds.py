@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from assc.cli import EXIT_INTERRUPTED
-from assc.device import usable_cores
+from assc.hardware import usable_cores
 from assc.errors import AsscError, RequestError
 from assc.files import write_json
 from policies.training.checkpoint import CHECKPOINT_FILE
