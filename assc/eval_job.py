@@ -169,9 +169,10 @@ def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
     from assc.tb_eval import SAMPLES, EvaluationWriter  # imports torch
 
     names, backend = [spec for spec, _ in job.policies], job.backend
+    describe = getattr(backend, "describe", None)
     shared: dict[str, str | int | float | bool] = {
         "backend": config.backend,
-        "pair": str(getattr(backend, "describe", dict)().get("pair")),
+        "pair": str(describe().get("pair") if describe is not None else None),
         "mode": backend.mode,
         "time": backend.time_source,
         "c": backend.cost_ratio,
