@@ -19,9 +19,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 from assc.cli import EXIT_INTERRUPTED
-from assc.device import usable_cores
 from assc.errors import AsscError, RequestError
 from assc.files import write_json
+from assc.hardware import usable_cores
 from policies.training.checkpoint import CHECKPOINT_FILE
 from policies.training.config import TrainConfig, check_resumable, stored_config, write_config
 from policies.training.job import POLICY_FILE, new_run_dir, say
