@@ -77,7 +77,8 @@ class Config:
 
     policies: tuple[str, ...] = ("ar", "static:4", "assc", "bandit:ucb")
     """spec strings (name, name:value, name:key=value,...), saved .zip files, static:tuned (the static action that is
-    best on train requests) or oracle (replay only), in the order of the rows; SPEC@NAME is the same policy once more"""
+    best on train requests), NAME:tuned (replay only: a rule with its best parameters on train requests) or oracle
+    (replay only), in the order of the rows; SPEC@NAME is the same policy once more"""
     preset: Literal["seed-table"] | None = None
     """seed-table: static K = 2, 5, 8 and assc beside the figures this project starts from, live and modelled; with
     --backend replay the modelled parts alone"""

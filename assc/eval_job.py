@@ -19,6 +19,7 @@ from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, EvaluationInterrupted, unique_labels
 from assc.rounds_json import EntropiesOf, KeptRounds, TextOf, spread
+from assc.rule_tuning import grid_of, is_tuned_rule
 
 if TYPE_CHECKING:
     from assc.tb_eval import EvaluationWriter
@@ -77,7 +78,9 @@ def listed_policies(config: Config) -> Listed:
     """Label and policy of each row; None for what only the backend can make. Raises `SpecError` and `ArtefactError`."""
     seed, special = config.seed, (TUNED, ORACLE)
     specs = [policy_spec(spec) for spec in config.specs]
-    made = [None if spec in special else make_policy(spec, seed=seed) for spec in specs]
+    for spec in filter(is_tuned_rule, specs):
+        grid_of(spec)
+    made = [None if spec in special or is_tuned_rule(spec) else make_policy(spec, seed=seed) for spec in specs]
     return list(zip(config.specs, made, strict=True))
 
 
@@ -102,9 +105,10 @@ def guarded(
 ) -> dict[str, int]:
     """The leakage guard: label -> evaluated requests that it has learned from, where that is allowed.
 
-    Raises `LeakageError` where it is not. `tuned` is what `static:tuned` was tuned on, `drafts` are leaks of drafts.
+    Raises `LeakageError` where it is not. `tuned` is what tuned policies were tuned on, `drafts` are leaks of drafts.
     """
-    by_policy = policy_leaks(policies, requests, workload_hash, {} if tuned is None else {TUNED: tuned})
+    labels = [label for label in config.bare if label == TUNED or is_tuned_rule(label)]
+    by_policy = policy_leaks(policies, requests, workload_hash, {} if tuned is None else dict.fromkeys(labels, tuned))
     leaks = [*by_policy, *drafts]
     check_leaks(leaks, allowed=config.allow_leakage)
     return leaked_counts(leaks, unique_labels(config.specs))
@@ -169,10 +173,10 @@ def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
     from assc.tb_eval import SAMPLES, EvaluationWriter  # imports torch
 
     names, backend = [spec for spec, _ in job.policies], job.backend
-    describe = getattr(backend, "describe", None)
+    described: dict[str, Any] = getattr(backend, "describe", dict)()
     shared: dict[str, str | int | float | bool] = {
         "backend": config.backend,
-        "pair": str(describe().get("pair") if describe is not None else None),
+        "pair": str(described.get("pair")),
         "mode": backend.mode,
         "time": backend.time_source,
         "c": backend.cost_ratio,

@@ -17,6 +17,7 @@ from assc.evaluate import check_requests
 from assc.leakage import Leak, TrainedOn, draft_leaks
 from assc.manifest import packaged_workload
 from assc.registry import make_policy
+from assc.rule_tuning import is_tuned_rule
 from assc.tuning import TUNE_REQUESTS, static_spec, tune_static
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, only_categories, select
 
@@ -48,6 +49,8 @@ def live_job(config: Config) -> Job:
     """Load the models, and tune the static action if it is asked for."""
     if ORACLE in config.bare:
         raise AsscError("the oracle needs a recorded trace: --backend replay")
+    if rules := [spec for spec in config.bare if is_tuned_rule(spec)]:
+        raise AsscError(f"{rules[0]} is tuned on a recorded trace: --backend replay; live give its parameters")
     listed, options = listed_policies(config), config.live
     costs = None if options.cost is None else read_costs(options.cost).model
     prompts, tune, digest = _prompts(config)

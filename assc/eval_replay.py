@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
-from assc.core import Request
+from assc.cli import say
+from assc.core import Policy, Request
 from assc.costs_io import CostFile, read_costs
 from assc.errors import AsscError, RequestError, TraceError
 from assc.eval_config import TUNED, Config
@@ -17,6 +19,7 @@ from assc.oracle import ladder, optimum
 from assc.oracle_policy import OraclePolicy
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
+from assc.rule_tuning import is_tuned_rule, tuned_rule
 from assc.shipped import COSTS, TRACE, shipped_cost_file, shipped_trace
 from assc.token_texts import text_of_trace
 from assc.trace import Trace
@@ -47,9 +50,10 @@ def _train_rows(config: Config, trace: Trace) -> list[int]:
     overlap, splits = config.split != "held-out", trace.columns["split"]
     fit = trace.where(categories=config.categories, temperatures=config.temperatures)
     train = [] if overlap else [row for row in fit if splits[row] == "train"]
-    if TUNED in config.bare and not train:
+    asked = [spec for spec in config.bare if spec == TUNED or is_tuned_rule(spec)]
+    if asked and not train:
         why = f"--split {config.split} evaluates them" if overlap else f"{trace.name} has none that fit"
-        raise AsscError(f"{TUNED} is tuned on requests of the split 'train', but {why}")
+        raise AsscError(f"{asked[0]} is tuned on requests of the split 'train', but {why}")
     return train
 
 
@@ -92,6 +96,18 @@ def _meta(config: Config, trace: Trace, costs: CostFile, cost_name: str) -> dict
     }
 
 
+def _tuned_rules(
+    config: Config, backend: ReplayBackend, train: Sequence[Request], actions: dict[str, str]
+) -> dict[str, str]:
+    """label -> spec of every rule that is to be tuned; into `actions` goes what was chosen."""
+    found = {}
+    for name in dict.fromkeys(filter(is_tuned_rule, config.bare)):
+        say(f"tuning {name.partition(':')[0]} on {len(train)} train requests ...")
+        found[name] = tuned_rule(name, backend, train, seed=config.seed)
+        actions[name] = found[name].partition(":")[2] or "as by default"
+    return found
+
+
 def trace_of(config: Config) -> Trace:
     """The trace that is asked for, else the packaged one."""
     traces = config.replay.traces
@@ -128,10 +144,12 @@ def replay_job(config: Config, costs: CostFile | None = None) -> Job:
         how = {"split": "train", "requests": len(train), "tuned_on": tuned_on.to_json()}
         meta["static_tuned"] = {"action": str(tuned), **how}
         actions[TUNED] = str(tuned)
-    makers = {
+    makers: dict[str, Callable[[], Policy]] = {
         ORACLE: lambda: OraclePolicy(backend, plans),
         TUNED: lambda: make_policy(static_spec(tuned or backend.table[0], backend.table)),
     }
+    rules = _tuned_rules(config, backend, _requests(config, trace, train), actions)
+    makers |= {name: partial(make_policy, spec, seed=config.seed) for name, spec in rules.items()}
 
     def entropies(request: Request) -> Sequence[float]:
         row, c = backend.row_of(request), trace.columns

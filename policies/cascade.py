@@ -8,6 +8,7 @@ from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation
 from assc.errors import SpecError
 from assc.registry import register
+from assc.rule_tuning import Grid
 from policies.base import BasePolicy
 from policies.kinds import first_lookup, first_model
 
@@ -38,6 +39,7 @@ class Cascade(BasePolicy):
 
     uses: ClassVar[str] = "N"
     needs = frozenset({"ngram_match"})
+    grid: ClassVar[Grid] = {"m": (1, 2, 3, 4), "k_ngram": (4, 8, 12, 16), "k_model": (0, 1, 2, 3, 4)}
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ plain decoding that asks for a proposal at every position tells the accepted len
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,8 +182,8 @@ when it is loaded, the head cut to {config["head_tokens"]:,} frequent tokens. It
 - Licence: {config.get("licence") or "that of the target"}
 - Data: {data["source"]}: {data["texts"]:,} texts, {data["tokens"]:,} tokens, of which
   {data["answer_tokens"]:,} are answers (by temperature: {heats}); held-out prompts were not used. The head covers
-  {data["head_coverage"]:.1%} of the target's probability there.
-- Training: {training["steps"]:,} steps, {seen:,} answer tokens seen, {_passes(config)},
+  {data["head_coverage"]:.1%} of the target's probability there.{_before(data)}
+- Training: {training["steps"]:,} steps, {seen:,} {_counted(training)} tokens seen, {_passes(config)},
   Muon and AdamW at {training["learning_rate"]:g}.
 {note}
 ## Acceptance on held-out prompts
@@ -208,6 +208,21 @@ def _what(config: dict[str, Any]) -> str:
         "A one-layer draft for speculative decoding, conditioned on the target's last hidden state (in the manner of "
         "EAGLE,\narXiv 2401.15077)."
     )
+
+
+def _before(data: Mapping[str, Any]) -> str:
+    """What the draft that this one was trained on from had learned, if it did not start from the target."""
+    earlier = data.get("started_from")
+    if not earlier:
+        return ""
+    return (
+        f"\n- Started from a draft trained on {earlier['texts']:,} texts, {earlier['tokens']:,} tokens, of which "
+        f"{earlier['answer_tokens']:,} are answers:\n  {earlier['source']}."
+    )
+
+
+def _counted(training: Mapping[str, Any]) -> str:
+    return "prompt and answer" if training.get("prompts") else "answer"
 
 
 def _passes(config: dict[str, Any]) -> str:

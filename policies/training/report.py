@@ -38,7 +38,7 @@ def contestants(table_k_max: int, tuned: str | None, trained: Path, seed: int) -
     return [(label, make_policy(spec, seed=seed)) for label, spec in specs.items()]
 
 
-REPLAY_POLICIES = ("ar", "static:tuned", "assc", "threshold", "bandit:ucb", "cascade")
+REPLAY_POLICIES = ("ar", "static:tuned", "assc", "threshold", "bandit:ucb", "cascade:tuned")
 """rows of the ladder between plain decoding and the optimum"""
 
 
