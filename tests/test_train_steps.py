@@ -70,7 +70,7 @@ def test_the_artefact_decides_as_the_environment_and_live_as_in_replay(
         vector, _ = env.reset(options={"request": asked})
         records, done = [], False
         while not done:
-            vector, _, terminated, truncated, info = env.step(policy.choose(vector))
+            vector, _, terminated, truncated, info = env.step(policy.choose(policy.network(vector)))
             done = terminated or truncated
             records += [info["record"]] if "record" in info else []
         replayed = run_request(ReplayBackend(trace, COSTS), asked, policy).rounds
