@@ -148,7 +148,7 @@ def test_draft_verify_is_its_rule() -> None:
 
 def test_adaedl_is_its_rule() -> None:
     """Algorithm 1, with n the tokens whose bound held; the doubtful one that ends a draft is verified, not counted."""
-    played = Played("adaedl:keep=0.6,goal=0.7,step=0.3,smooth=0.2,lam=0.4,cap=7")
+    played = Played("adaedl:keep=0.6,goal=0.7,step=0.03,smooth=0.2,lam=0.4,cap=7")
     rate, lam, ways = 0.0, 0.4, set()
     for (draft, made, _, accepted, ends, k_max), memory in zip(played.rounds, played.memories, strict=True):
         length, stopped = first(draft, min(k_max, 7), lambda t, lam=lam: 1 - math.sqrt(0.2 * t["entropy"]) < lam)
@@ -157,12 +157,12 @@ def test_adaedl_is_its_rule() -> None:
         if n:
             kept = min(accepted, n)
             rate = 0.6 * rate + 0.4 * kept / n
-            new = lam + 0.3 if rate < 0.7 else lam - 0.3 if kept != 7 else lam
+            new = lam + 0.03 if rate < 0.7 else lam - 0.03 if kept != 7 else lam
             ways.add(round(new - lam, 6))
             lam = 0.2 * lam + 0.8 * new
         assert math.isclose(memory["lam"], lam, abs_tol=1e-12)
         rate = 0.0 if ends else rate
-    assert ways >= {0.3, -0.3}
+    assert ways >= {0.03, -0.03}
 
 
 def vector(token: TOKEN, place: int) -> list[float]:
