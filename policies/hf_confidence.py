@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from assc.core import RoundRecord
 from assc.registry import register
+from assc.rule_tuning import Grid
 from assc.steps import Decision, StepObservation
-from policies.step_base import BaseStepPolicy
+from policies.step_base import LOOKUPS, BaseStepPolicy
 
 SAMPLES = 5
 """the threshold is refitted when there are more samples than this"""
@@ -41,6 +42,12 @@ class HfConfidence(BaseStepPolicy):
 
     uses: ClassVar[str] = "C"
     needs = frozenset({"step_prob"})
+    grid: ClassVar[Grid] = {
+        **LOOKUPS,
+        "refit": (False,),
+        "t": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+        "cap": (3, 4, 6, 8, 12),
+    }
     per_request: ClassVar[tuple[str, ...]] = ("t", "round", "good", "bad")
 
     def __init__(

@@ -24,7 +24,7 @@ from policies.training.settings import parse_settings
 STEP_ALGORITHMS = ("ppo", "dqn", "a2c")
 """learners that can decide after each drafted token"""
 SB3_ALGORITHMS = (*STEP_ALGORITHMS, "recurrent_ppo")
-ONLINE_LEARNERS = ("bandit", "linucb", "lints", "accept_model", "mdp")
+ONLINE_LEARNERS = ("bandit", "linucb", "lints", "accept_model", "mdp", "specdecpp")
 CONFIG_FILE = "config.json"
 DESCRIPTION = "Train a policy that chooses K round by round, then compare it with baselines on held-out prompts."
 FREE_ON_RESUME = frozenset(
@@ -51,7 +51,7 @@ class TrainConfig:
 
     algo: str = "ppo"
     """Learner: ppo, dqn, a2c, recurrent_ppo (needs the extra 'recurrent'), or the spec of an online learner as
-    bandit:ucb, linucb, lints, accept_model, mdp."""
+    bandit:ucb, linucb, lints, accept_model, mdp, specdecpp (per draft token; learns from the trace first)."""
     granularity: Literal["round", "step"] = "round"
     """When to decide: before each round (which drafter and K), or after each drafted token (ppo, a2c, dqn)."""
     copy_from: int = 0

@@ -163,6 +163,10 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
             run = Sb3Run(config, problem.play(config, rollout.lanes), rollout, log, checkpoint)
         else:
             run = OnlineRun(config, problem.backend, problem.train, log, checkpoint)
+            if checkpoint is None and problem.trace is not None:
+                learned = run.learn_from(problem.trace.select(problem.train_rows))
+                if learned:
+                    say(f"Learned from {learned} drafted tokens of the trace.")
         with Interrupt() as interrupt:
             finished = run.train(interrupt, run_dir)
         path = _save(config, problem, run, run_dir)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from assc.core import Backend, Policy, Request, Totals
 from assc.registry import make_policy
 from assc.run import iter_rounds
+from assc.trace import Trace
 from envs import RequestSource
 from policies.training.checkpoint import Checkpoint, write_checkpoint
 from policies.training.config import TrainConfig
@@ -58,6 +59,11 @@ class OnlineRun:
             "log": self.log.state_dict(),
         }
         return Checkpoint(self.steps, state)
+
+    def learn_from(self, trace: Trace) -> int:
+        """Let a learner that can learn from the draft steps of a trace do so; from how many tokens it has learned."""
+        fit: Callable[[Trace], int] | None = getattr(self.policy, "fit", None)
+        return 0 if fit is None else fit(trace)
 
     def player(self) -> Policy:
         """A copy of the learner as it is now: it may go on learning, and is thrown away."""

@@ -102,6 +102,11 @@ SPACES: dict[str, Callable[[Trial], dict[str, Any]]] = {
         "every": t.suggest_categorical("every", [8, 16, 32, 64]),
         "probe": t.suggest_categorical("probe", [32, 64, 128, 256]),
     },
+    "specdecpp": lambda t: {
+        "tau": t.suggest_float("tau", 0.2, 0.95),
+        "least": t.suggest_categorical("least", [1, 2]),
+        "m": t.suggest_categorical("m", [0, 2, 3, 4]),
+    },
     "mdp": lambda t: {
         "gamma": t.suggest_categorical("gamma", [0.0, 0.3, 0.6, 0.9]),
         "memory": t.suggest_categorical("memory", [0.8, 0.9, 0.95, 0.99]),

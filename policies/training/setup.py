@@ -50,6 +50,12 @@ class Problem:
     trace: Trace | None = None
     """where `train` is part of a trace, learners of stable-baselines3 play many of its requests at once"""
 
+    @property
+    def train_rows(self) -> list[int]:
+        """Where the train requests are in the trace."""
+        assert self.trace is not None
+        return [self.trace.rows_by_key[r.id, r.seed, r.temperature] for r in self.train]
+
     def play(self, config: TrainConfig, lanes: int) -> Play:
         """The environment to train on; `lanes` counts only where there is a trace."""
         fields = (*DEFAULT_FIELDS, *PEEKED_FIELDS) if config.peek else DEFAULT_FIELDS
@@ -61,8 +67,7 @@ class Problem:
         if self.trace is None:
             return SinglePlay(SpecDecodeEnv(self.backend, self.train, reward=config.reward, fields=fields))
         assert self.costs is not None
-        rows = [self.trace.rows_by_key[r.id, r.seed, r.temperature] for r in self.train]
-        venv = ReplayVecEnv(self.trace, self.costs, lanes, rows=rows, reward=config.reward, fields=fields)
+        venv = ReplayVecEnv(self.trace, self.costs, lanes, rows=self.train_rows, reward=config.reward, fields=fields)
         venv.seed(config.seed)
         return LanesPlay(venv)
 
