@@ -2,6 +2,7 @@
 
 from policies import (
     accept_model,
+    accept_stop,
     ar,
     artefact,
     assc_rule,
@@ -25,6 +26,7 @@ from policies import (
 
 __all__ = [
     "accept_model",
+    "accept_stop",
     "ar",
     "artefact",
     "assc_rule",
