@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from assc.core import RoundRecord
 from assc.registry import register
+from assc.rule_tuning import Grid
 from assc.steps import Decision, StepObservation
 from policies.step_base import BaseStepPolicy
 
@@ -42,6 +43,13 @@ class HfConfidence(BaseStepPolicy):
     uses: ClassVar[str] = "C"
     needs = frozenset({"step_prob"})
     per_request: ClassVar[tuple[str, ...]] = ("t", "round", "good", "bad")
+    grid: ClassVar[Grid] = {
+        "m": (0, 1, 2, 3),
+        "refit": ("true", "false"),
+        "t": (0.05, 0.1, 0.2, 0.3, 0.4, 0.6),
+        "cap": (2, 3, 4, 6, 20),
+        "k_ngram": (4, 8, 12, 16),
+    }
 
     def __init__(
         self,

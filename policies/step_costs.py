@@ -27,6 +27,8 @@ Sums = dict[str, list[float]]
 """what was measured -> the upper triangle of Σ x xᵀ (6 numbers), then Σ x·seconds (3)"""
 TARGET = "target"
 _I, _J = np.triu_indices(3)
+PARTS = [[0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]]
+"""subsets of the coefficients that may be above 0"""
 
 
 def add_round(sums: Sums, record: RoundRecord) -> bool:
@@ -65,15 +67,18 @@ def fitted(sums: Sums, key: str, prior: Sequence[float] | None) -> tuple[float, 
         prior = (1.0 if own is None else own[6] / own[0], 0.0, 0.0)
     if own is None:
         return prior[0], prior[1], prior[2]
-    from scipy.optimize import nnls  # a dependency of scikit-learn
-
     a = np.zeros((3, 3))
     a[_I, _J] = a[_J, _I] = own[:6]
-    root = np.linalg.cholesky(a + RIDGE * np.eye(3))
-    right = np.array(own[6:]) + RIDGE * np.array(prior)
-    found, _ = nnls(root.T, np.linalg.solve(root, right))
-    x, y, z = found.tolist()
-    return float(x), float(y), float(z)
+    a += RIDGE * np.eye(3)
+    b = np.array(own[6:]) + RIDGE * np.array(prior)
+    best, found = 0.0, [0.0, 0.0, 0.0]
+    for part in PARTS:  # the least squares without negative coefficients: of all subsets that have none, the best
+        x = np.linalg.solve(a[np.ix_(part, part)], b[part])
+        if (x >= 0.0).all() and float(b[part] @ x) > best:
+            best, found = float(b[part] @ x), [0.0, 0.0, 0.0]
+            for i, value in zip(part, x.tolist(), strict=True):
+                found[i] = value
+    return found[0], found[1], found[2]
 
 
 def check_sums(value: Any) -> bool:
