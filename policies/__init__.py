@@ -2,6 +2,7 @@
 
 from policies import (
     accept_model,
+    accept_stop,
     adaedl,
     ar,
     artefact,
@@ -30,6 +31,7 @@ from policies import (
 
 __all__ = [
     "accept_model",
+    "accept_stop",
     "adaedl",
     "ar",
     "artefact",

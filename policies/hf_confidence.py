@@ -49,6 +49,13 @@ class HfConfidence(BaseStepPolicy):
         "cap": (3, 4, 6, 8, 12),
     }
     per_request: ClassVar[tuple[str, ...]] = ("t", "round", "good", "bad")
+    grid: ClassVar[Grid] = {
+        "m": (0, 1, 2, 3),
+        "refit": ("true", "false"),
+        "t": (0.05, 0.1, 0.2, 0.3, 0.4, 0.6),
+        "cap": (2, 3, 4, 6, 20),
+        "k_ngram": (4, 8, 12, 16),
+    }
 
     def __init__(
         self,

@@ -61,6 +61,7 @@ SPECS = {
     ],
     "linucb": ["linucb", "linucb:frozen=true", "linucb:fields=history_k+position,confidence=true,explore=0.2"],
     "lints": ["lints", "lints:ridge=5"],
+    "accept_stop": ["accept_stop", "accept_stop:cap=5,charge=0"],
     "accept_model": ["accept_model", "accept_model:every=2,probe=5,confidence=true", "accept_model:frozen=true"],
     "mdp": ["mdp", "mdp:every=4,probe=3", "mdp:frozen=true"],
 }

@@ -25,6 +25,8 @@ STEP_ALGORITHMS = ("ppo", "dqn", "a2c")
 """learners that can decide after each drafted token"""
 SB3_ALGORITHMS = (*STEP_ALGORITHMS, "recurrent_ppo")
 ONLINE_LEARNERS = ("bandit", "linucb", "lints", "accept_model", "mdp", "specdecpp")
+FITTED = "accept_stop"
+"""fitted to what a trace says of every action"""
 CONFIG_FILE = "config.json"
 DESCRIPTION = "Train a policy that chooses K round by round, then compare it with baselines on held-out prompts."
 FREE_ON_RESUME = frozenset(
@@ -35,7 +37,7 @@ FREE_ON_RESUME = frozenset(
 """fields that a resumed run may change; the others decide what is learned and stay as they were"""
 LIVE_ONLY = ("target", "draft", "mode", "temperature", "max_new_tokens", "k_max", "time_source", "workload")
 """fields that a trace decides"""
-LIVE_ROUNDS, REPLAY_ROUNDS = 3000, 200_000
+LIVE_ROUNDS, REPLAY_ROUNDS, FIT_ROUNDS = 3000, 200_000, 24_000
 LIVE_EVAL_REQUESTS = 16
 
 
@@ -51,7 +53,8 @@ class TrainConfig:
 
     algo: str = "ppo"
     """Learner: ppo, dqn, a2c, recurrent_ppo (needs the extra 'recurrent'), or the spec of an online learner as
-    bandit:ucb, linucb, lints, accept_model, mdp, specdecpp (per draft token; learns from the trace first)."""
+    bandit:ucb, linucb, lints, accept_model, mdp, specdecpp (per draft token; learns from the trace first); or
+    accept_stop, fitted to a trace with confidences per draft step."""
     granularity: Literal["round", "step"] = "round"
     """When to decide: before each round (which drafter and K), or after each drafted token (ppo, a2c, dqn)."""
     copy_from: int = 0
@@ -74,7 +77,8 @@ class TrainConfig:
     """live: packaged workload or a JSONL file with prompts; its train part is trained on, its held-out part evaluated
     on."""
     total_timesteps: int | None = None
-    """Decoding rounds to train for; ppo and a2c finish the rollout they are in. Default: replay 200,000, live 3,000."""
+    """Decoding rounds to train for; ppo and a2c finish the rollout they are in. Default: replay 200,000
+    (accept_stop 24,000), live 3,000."""
     run_dir: Path | None = None
     """Where to write; a new directory. Default: runs/<algo>-<pair>-<time>."""
     seed: int = 0
@@ -134,11 +138,14 @@ class TrainConfig:
         """Raise an `AsscError` of one sentence if a value cannot work."""
         from assc.device import check_threads
 
-        online = self.algo.partition(":")[0] in ONLINE_LEARNERS
-        if self.algo not in SB3_ALGORITHMS and not online:
-            raise SpecError(f"unknown algorithm {self.algo!r}; known: {', '.join((*SB3_ALGORITHMS, *ONLINE_LEARNERS))}")
-        if online:
+        named = (*ONLINE_LEARNERS, FITTED)
+        by_spec = self.algo.partition(":")[0] in named
+        if self.algo not in SB3_ALGORITHMS and not by_spec:
+            raise SpecError(f"unknown algorithm {self.algo!r}; known: {', '.join((*SB3_ALGORITHMS, *named))}")
+        if by_spec:
             make_policy(self.algo)
+        if self.fitted and (self.backend == "live" or self.sweep is not None):
+            raise RequestError(f"{FITTED} is fitted to a trace, without --sweep and --backend live")
         parse_settings(self.algo, self.set)
         self._check_many()
         if self.algo == "recurrent_ppo":
@@ -206,7 +213,14 @@ class TrainConfig:
         """Rounds to train for."""
         if self.total_timesteps is not None:
             return self.total_timesteps
+        if self.fitted:
+            return FIT_ROUNDS
         return LIVE_ROUNDS if self.backend == "live" else REPLAY_ROUNDS
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the learner is fitted to the trace instead of playing alone."""
+        return self.algo.partition(":")[0] == FITTED
 
     @property
     def checkpoint_rounds(self) -> int:

@@ -18,6 +18,7 @@ from assc.manifest import finish_run, start_run, words_of
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import save_policy
 from policies.sb3_adapter import export_sb3
+from policies.training.accept_fit import AcceptRun
 from policies.training.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
 from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
 from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
@@ -157,10 +158,12 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
     log = TrainingLog(run_dir, planned, name=config.curve_name, resumed_at=resumed_at, progress=config.progress)
     try:
         draw_progress(config, problem, run_dir, log, resumed_at)
-        run: Sb3Run | OnlineRun
+        run: Sb3Run | OnlineRun | AcceptRun
         if config.algo in SB3_ALGORITHMS:
             rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)
             run = Sb3Run(config, problem.play(config, rollout.lanes), rollout, log, checkpoint)
+        elif config.fitted:
+            run = AcceptRun(config, problem.backend, problem.train, log, checkpoint)
         else:
             run = OnlineRun(config, problem.backend, problem.train, log, checkpoint)
             if checkpoint is None and problem.trace is not None:
@@ -189,7 +192,7 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
     )
 
 
-def _save(config: TrainConfig, problem: Problem, run: Sb3Run | OnlineRun, run_dir: Path) -> Path:
+def _save(config: TrainConfig, problem: Problem, run: Sb3Run | OnlineRun | AcceptRun, run_dir: Path) -> Path:
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
         "c": problem.backend.cost_ratio,

@@ -1,0 +1,192 @@
+"""Stop drafting where one more token is not worth its seconds, by chances learned from recorded text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from assc.actions import ActionTable
+from assc.core import ROLLBACK, Action, Observation, RoundRecord
+from assc.errors import ArtefactError
+from assc.registry import register
+from assc.steps import Decision, StepObservation
+from policies.accept_heads import (
+    SIZES,
+    Head,
+    Hits,
+    chance,
+    dot,
+    lookup_numbers,
+    plain_heads,
+    round_numbers,
+    step_numbers,
+)
+from policies.kinds import first_lookup, first_model
+from policies.step_base import BaseStepPolicy
+from policies.step_costs import TARGET, TILE, Sums, add_round, check_sums, fitted, rescaled
+
+REFIT = 16
+"""rounds of a request between two looks at the costs"""
+PACE = 1.3
+"""tokens per target step before anything was learned"""
+
+
+@register("accept_stop")
+class AcceptStop(BaseStepPolicy):
+    """Who drafts, and after each drafted token whether to go on: what gains most tokens − ρ·seconds.
+
+    ρ is the policy's own Σtokens/Σseconds on the text that it was fitted to, so that the best sum is the best ratio
+    (Dinkelbach). Against plain decoding, which gains nothing, a round is worth
+
+    - with the lookup, for the best K: Σ_{j≤K} P(1 … j accepted) − ρ·(its call + verifying K);
+    - with the model drafter: the expected worth of the tokens it would let be drafted, less ρ·(its call + `charge` of
+      the committed tokens that it must read first; they have to be read sooner or later, so not all of it).
+
+    After each token of the model: another one while P(all tokens of this round and one more accepted) > ρ·(a draft
+    step + one more column to verify). Else it verifies, or rolls back where not even verifying is worth it. Chances are
+    logistic regressions, the worth of entering the model a ridge regression (`policies.accept_heads`), fitted by
+    `train_policy.py --algo accept_stop`; without that the draft's own probabilities are taken at their word. Seconds
+    are fitted to its own rounds as it goes on (`policies.step_costs`); c changes them at once.
+
+    Limits: what the first drafted token will be is hardly known before it is drafted, and drafting it is most of the
+    price, so that knowing better when to stop gains little.
+
+    Uses acceptance history, draft confidence, target entropy, the n-gram match, seconds. Source: this project; trained
+    acceptance heads as in SpecDec++ (Huang et al. 2024, arXiv 2405.19715), the ratio after Dinkelbach 1967.
+
+    >>> from assc.actions import ActionTable
+    >>> policy = AcceptStop()
+    >>> policy.begin(ActionTable.build(["model", "ngram"], range(1, 17)))
+    >>> seen = Observation(9, 3, 50, 16, 0.0, (), 0.05, ngram_match=0)
+    >>> str(policy.act(seen))
+    'model:16'
+    >>> [policy.decide(StepObservation(seen, "model", 16, 1, 0.5, p, p, p, p)).name for p in (0.9, 0.05)]
+    ['CONTINUE', 'VERIFY']
+    """
+
+    uses: ClassVar[str] = "H, C, E, N, seconds"
+    needs = frozenset(
+        {"target_entropy", "target_top1", "ngram_match", "step_entropy", "step_top1", "step_margin", "step_prob"}
+    )
+    learned: ClassVar[tuple[str, ...]] = ("heads", "pace", "sums", "c")
+    per_request: ClassVar[tuple[str, ...]] = ("hits", "read")
+
+    def __init__(self, cap: int = 16, charge: float = 0.5) -> None:
+        if not 0.0 <= charge <= 1.0:
+            raise ValueError(f"charge is a share from 0 to 1, got {charge}")
+        super().__init__(cap)
+        self.charge = charge
+        self.heads: dict[str, Head] = plain_heads()
+        self.pace = PACE
+        self.sums: Sums = {}
+        self.c = 0.0
+        """cost ratio of the seconds in `sums`, 0 before there are any"""
+        self.hits = Hits()
+        self.read = 0
+        """tokens of prompt and text that the model drafter had read when it was asked last"""
+        self._due = 0
+        self._length = 0
+        self._x: list[float] = []
+        self._all = 1.0
+        """chance that all tokens of the round so far are accepted"""
+        self._tokens = 0.0
+        """expected number of accepted ones"""
+
+    def begin(self, table: ActionTable) -> None:
+        super().begin(table)
+        played = table if self.saved_table is None else self.saved_table
+        self._model, self._lookup = first_model(played), first_lookup(played)
+        self._due = 0
+
+    def price(self, c: float) -> None:
+        """What the parts of a round cost now, in tokens: ρ times their seconds."""
+        if self._model in self.sums and self.c > 0.0 and abs(c - self.c) > 0.01 * self.c:
+            rescaled(self.sums, self._model, c / self.c)
+        self.c = c
+        plain, column, tile = fitted(self.sums, TARGET, None)
+        call, step, catch = fitted(self.sums, self._model or "", (0.0, c * plain, 0.0))
+        ask, _, _ = fitted(self.sums, self._lookup or "", (0.0, 0.0, 0.0))
+        rho = self.pace / plain
+        self.call_cost, self.step_cost, self.catch_cost = rho * call, rho * step, rho * catch
+        self.column_cost, self.tile_cost, self.ask_cost = rho * column, rho * tile, rho * ask
+        self._due = REFIT
+
+    def act(self, observation: Observation) -> Action:
+        if self._due <= 0:
+            self.price(observation.cost_ratio)
+        self._due -= 1
+        self.hits.observe(observation.ngram_match or 0)
+        self._length = observation.prompt_length + observation.position
+        self._x = x = round_numbers(observation, self.hits)
+        self.open()
+        best, action = 0.0, ROLLBACK
+        if observation.k_max < 1:
+            return action
+        if self._model is not None:
+            gain = self.model_gain(x, observation)
+            if gain > best:
+                best, action = gain, self.draft(self._within(self.cap, self._model), observation, self._model)
+        if self._lookup is not None and observation.ngram_match:
+            gain, k = self.lookup_gain(x, min(observation.k_max, self._within(self.cap, self._lookup)))
+            if gain > best:
+                action = self.draft(k, observation, self._lookup)
+        return action
+
+    def open(self) -> None:
+        """No token of the round is drafted yet."""
+        self._all, self._tokens = 1.0, 0.0
+
+    def model_gain(self, x: Sequence[float], observation: Observation) -> float:
+        """Expected tokens − ρ·seconds of a round with the model drafter, beyond plain decoding."""
+        # the prompt is read once whatever is decided
+        behind = self._length - 1 - self.read if self.read else observation.position
+        return dot(self.heads["enter"], x) - self.call_cost - self.charge * self.catch_cost * max(0, behind)
+
+    def lookup_gain(self, x: Sequence[float], most: int) -> tuple[float, int]:
+        """The same with the lookup and the best K, and that K."""
+        head, survive = self.heads["lookup"], 1.0
+        gain, best, k = -self.ask_cost, float("-inf"), 1
+        for j in range(1, most + 1):
+            survive *= chance(head, lookup_numbers(x, j))
+            gain += survive - self.verifying(j)
+            if gain > best:
+                best, k = gain, j
+        return best, k
+
+    def verifying(self, j: int) -> float:
+        """ρ·seconds of verifying a j-th drafted token."""
+        return self.column_cost + (self.tile_cost if j == TILE else 0.0)
+
+    def decide(self, step: StepObservation) -> Decision:
+        if step.prob is None:
+            return Decision.CONTINUE
+        return self.judge(self._x, step)
+
+    def judge(self, x: Sequence[float], step: StepObservation) -> Decision:
+        """The decision after a token of a round that began with `x`; `open` before the first."""
+        numbers = step_numbers(x, step)
+        self._all *= chance(self.heads["judge"], numbers)
+        self._tokens += self._all
+        if self._all * chance(self.heads["next"], numbers) > self.step_cost + self.verifying(step.drafted + 1):
+            return Decision.CONTINUE
+        return Decision.VERIFY if self._tokens > self.verified(step.drafted) else Decision.ROLLBACK
+
+    def verified(self, drafted: int) -> float:
+        """ρ·seconds of verifying so many drafted tokens, beyond those of a plain step."""
+        return self.column_cost * drafted + (self.tile_cost if drafted >= TILE else 0.0)
+
+    def update(self, record: RoundRecord) -> None:
+        by_model = record.action.drafter is not None and record.action.drafter == self._model
+        self.hits.update(record, by_model)
+        if by_model and record.draft_steps:
+            self.read = self._length
+        add_round(self.sums, record)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        heads = state.get("heads")
+        if not isinstance(heads, dict) or {k: len(v) for k, v in heads.items() if isinstance(v, list)} != SIZES:
+            raise ArtefactError(f"policy {self.spec!r} expects heads of these sizes: {SIZES}")
+        if not check_sums(state.get("sums")):
+            raise ArtefactError(f"policy {self.spec!r} expects sums of seconds, nine numbers each")
+        super().load_state_dict(state)
+        self._due = 0
