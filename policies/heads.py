@@ -6,6 +6,7 @@ A head is a list of coefficients of `FEATURES`, so that it is saved as plain JSO
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,8 @@ def fit_head(x: Floats, y: Bools, *, reject: float = 1.0) -> list[float]:
 
     if y.all() or not y.any():
         return [math.log(99.0) if y.all() else -math.log(99.0)] + [0.0] * (len(FEATURES) - 1)
-    model = LogisticRegression(max_iter=1000, class_weight={True: 1.0, False: reject})
+    untyped: Any = LogisticRegression
+    model = untyped(max_iter=1000, class_weight={True: 1.0, False: reject})
     model.fit(x[:, 1:], y)
     return [float(model.intercept_[0]), *model.coef_[0].tolist()]
 
@@ -81,7 +83,8 @@ def fit_on(head: list[float], x: Floats, y: Bools, *, rate: float, reject: float
     """`head` after one pass of stochastic gradient descent over the rows of x, in their order."""
     from sklearn.linear_model import SGDClassifier
 
-    model = SGDClassifier(
+    untyped: Any = SGDClassifier
+    model = untyped(
         loss="log_loss", alpha=1e-4, learning_rate="constant", eta0=rate, fit_intercept=False, shuffle=False
     )
     model.coef_, model.intercept_ = np.array([head]), np.zeros(1)

@@ -45,17 +45,10 @@ class HfConfidence(BaseStepPolicy):
     grid: ClassVar[Grid] = {
         **LOOKUPS,
         "refit": (False,),
-        "t": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
-        "cap": (3, 4, 6, 8, 12),
+        "t": (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8),
+        "cap": (2, 3, 4, 6, 12),
     }
     per_request: ClassVar[tuple[str, ...]] = ("t", "round", "good", "bad")
-    grid: ClassVar[Grid] = {
-        "m": (0, 1, 2, 3),
-        "refit": ("true", "false"),
-        "t": (0.05, 0.1, 0.2, 0.3, 0.4, 0.6),
-        "cap": (2, 3, 4, 6, 20),
-        "k_ngram": (4, 8, 12, 16),
-    }
 
     def __init__(
         self,

@@ -188,7 +188,8 @@ class AcceptRun:
                     labels["lookup"].append(accepted >= j)
         for name, strength in STRENGTH.items():
             if len(set(labels[name])) == 2:  # else there is nothing to tell apart
-                learner = LogisticRegression(C=strength, fit_intercept=False, max_iter=500)
+                untyped: Any = LogisticRegression
+                learner = untyped(C=strength, fit_intercept=False, max_iter=500)
                 self.policy.heads[name] = learner.fit(np.array(rows[name]), np.array(labels[name])).coef_[0].tolist()
         self.fit_entering(points)
         self.fit_pace()
@@ -213,7 +214,8 @@ class AcceptRun:
                 rows.append(x)
                 worth.append(gained - policy.step_cost * drafted)
         if rows:
-            learner = Ridge(alpha=RIDGE, fit_intercept=False).fit(np.array(rows), np.array(worth))
+            untyped: Any = Ridge
+            learner = untyped(alpha=RIDGE, fit_intercept=False).fit(np.array(rows), np.array(worth))
             policy.heads["enter"] = learner.coef_.tolist()
 
     def fit_pace(self) -> None:
