@@ -98,6 +98,10 @@ def speedup_interval(
     return NO_INTERVAL if bootstrap is None else bootstrap.interval(level)
 
 
+FARTHEST = 100.0
+"""largest logarithm of an interval's end: two very unlike requests would put it beyond what a number can hold"""
+
+
 @dataclass(frozen=True)
 class _Bootstrap:
     """The estimate of a speed-up and the sorted logarithms of its resamples."""
@@ -121,11 +125,11 @@ class _Bootstrap:
 
     def interval(self, level: float) -> tuple[float, float]:
         low, high = self.reach(level)
-        return self.estimate * math.exp(low), self.estimate * math.exp(high)
+        return self.estimate * math.exp(low), self.estimate * math.exp(min(high, FARTHEST))
 
     def excludes_one(self, level: float) -> bool:
-        low, high = self.interval(level)
-        return low > 1.0 or high < 1.0
+        at, (low, high) = math.log(self.estimate), self.reach(level)  # logarithms: ends may be beyond all numbers
+        return at + low > 0.0 or at + high < 0.0
 
     def p_value(self) -> float:
         """The smallest α whose interval of level 1 - α excludes 1.
@@ -211,7 +215,7 @@ def compare(
         interval=bootstrap.interval(level),
         p_value=bootstrap.p_value(),
         standard_error=error,
-        detectable=math.expm1(steps * error),
+        detectable=math.expm1(min(steps * error, FARTHEST)),
     )
 
 

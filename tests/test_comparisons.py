@@ -75,6 +75,10 @@ def test_degenerate_comparisons() -> None:
     assert (one.ratio, one.p_value, one.detectable) == (2.0, None, None)
     sure = compare([5, 5, 5], [1.0, 1.0, 1.0], [5, 5, 5], [2.0, 2.0, 2.0], rng=rng(), resamples=999)
     assert sure.p_value == pytest.approx(2 / 1000), "no spread to extrapolate from"
+    unlike = compare([5, 50], [1.0, 40.0], [5, 50], [5.0, 2.0], rng=rng(), resamples=999)  # ends beyond all numbers
+    numbers = (unlike.ratio, *unlike.interval, unlike.p_value, unlike.detectable)
+    assert all(n is not None and np.isfinite(n) for n in numbers) and unlike.p_value is not None
+    assert unlike.p_value > 0.05
     large = compare(*noisy(40, 1.5, 0.03, 0), rng=rng(), resamples=999)
     assert large.p_value is not None and 0 < large.p_value < 1e-6, "resamples are too few to show how small it is"
     assert sure.detectable == pytest.approx(0.0, abs=1e-9)

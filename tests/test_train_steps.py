@@ -82,7 +82,8 @@ def test_the_artefact_decides_as_the_environment_and_live_as_in_replay(
         played += replayed
     assert any(r.drafted for r in played)
     out = tmp_path / "out.json"
-    words = f"--backend replay --traces {files[0]} --cost {files[1]} --json {out} --policies ar static:4 hf_confidence"
+    words = f"--backend replay --traces {files[0]} --cost {files[1]} --json {out} --allow-leakage"
+    words += " --policies ar static:4 hf_confidence"
     assert eval_script.main([*words.split(), str(run / "policy.zip"), "oracle"]) == 0
     result = json.loads(out.read_text())
     assert [row["policy"] for row in result["rows"]][2:4] == ["hf_confidence", str(run / "policy.zip")]
