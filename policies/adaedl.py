@@ -26,8 +26,8 @@ class AdaEdl(BaseStepPolicy):
 
     Limits: the source takes the entropy before it draws the token and then drops that token; here its draft forward is
     paid for already, so it is verified too, but counts neither among the n nor as accepted. A round of it alone leaves
-    λ as it is; so a draft that is sure and wrong for long could drive λ above 1, where nothing passes any more. It never
-    rolls back.
+    λ as it is; so a draft that is sure and wrong for long could drive λ above 1, where nothing passes any more. It
+    never rolls back.
 
     Uses draft confidence and acceptance history. Source: Agrawal et al. 2024, arXiv 2410.18351, algorithm 1.
 
