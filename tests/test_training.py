@@ -345,7 +345,7 @@ def on_step(request, action):
 
 backend = FakeBackend(on_step=on_step)
 requests = fake_requests(20)
-config = TrainConfig(total_timesteps=100_000, run_dir=Path({run!r}), progress=False)
+config = TrainConfig(total_timesteps=100_000, run_dir=Path({run!r}), progress=False, curve_every=0)
 sys.exit(train(config, Problem(backend, backend, requests, fake_requests(4, seed=1))))
 """
 
