@@ -42,7 +42,7 @@ def test_seed_of_the_spec_wins() -> None:
 WRONG = {
     "": "has no name",
     ":4": "has no name",
-    "nonesuch": "unknown policy 'nonesuch'; known policies: accept_model, ar, assc, ",
+    "nonesuch": "unknown policy 'nonesuch'; known policies: accept_model, accept_stop, ",
     "static": "policy 'static' needs k, for example 'static:4'",
     "bandit": "policy 'bandit' needs algo, for example 'bandit:ucb'",
     "static:": "ends with a separator",
@@ -105,7 +105,7 @@ WRONG = {
     "guard(assc:beta=2)": "inside guard(assc:beta=2): the policy spec 'assc:beta=2' is refused: beta is in [0, 1)",
     "guard(assc):policy=ar": "malformed at 'policy=ar'",
     "guard(assc):low=2": "low is in [0, 1]",
-    "guard(assc):span=0": "rounds, span, probe and settle are at least 1",
+    "guard(assc):span=0": "rounds, span, probe, probes and settle are at least 1",
     "assc(ar)": "policy 'assc' is not one that goes around another, so it takes no (ar)",
     "linucb:ridge=0": "ridge above 0",
     "linucb:fields=poem": "fields are names joined by +, unknown observation field ['poem']",
