@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from assc.core import Observation, RoundRecord
 from assc.steps import StepObservation
@@ -23,19 +24,19 @@ Head = list[float]
 """coefficients of a linear function, of a chance's log-odds or of an expected gain"""
 
 
+@dataclass
 class Hits:
     """How often the lookup and the model drafter were right of late in this request, whoever drafted.
 
     A match that grows by what was committed shows that the lookup would have been right, also where it was not asked.
     """
 
-    def __init__(self) -> None:
-        self.lookup = UNKNOWN
-        self.model = UNKNOWN
-        self.run = 0
-        """tokens that the text has gone on agreeing with the lookup"""
-        self._match = 0
-        self._emitted = 0
+    lookup: float = UNKNOWN
+    model: float = UNKNOWN
+    run: int = 0
+    """tokens that the text has gone on agreeing with the lookup"""
+    _match: int = 0
+    _emitted: int = 0
 
     def observe(self, match: int) -> None:
         """A decision point with a match of this length."""
