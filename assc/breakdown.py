@@ -35,11 +35,11 @@ def _speedup(row: dict[str, Any]) -> str:
     low, high = row["speedup_ci95"]
     if row["speedup"] is None:
         return "n/a"
-    sure = low is None or high is None or low > 1 or high < 1 or low == high
+    sure = low is not None and high is not None and (low > 1 or high < 1 or low == high)
     return f"{row['speedup']:.2f}x" if sure else f"({row['speedup']:.2f}x)"
 
 
-GROUP_NOTE = "by group: a speed-up in brackets has a 95 % interval that includes 1"
+GROUP_NOTE = "by group: a speed-up in brackets has a 95 % interval that includes 1, or none (too few prompts)"
 
 
 def family_table(family: Family) -> Cells:

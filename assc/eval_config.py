@@ -188,6 +188,9 @@ class Config:
 
 Options = TypeVar("Options", LiveOptions, ReplayOptions)
 
+_NOT_OF_PRESETS = ("chunks", "csv", "explain", "health", "tensorboard", "prometheus", "rounds", "against")
+"""options of an evaluation that the parts of a preset do not have"""
+
 
 def _given(config: Config, kind: type[Any]) -> dict[str, Any]:
     """The options of `kind` that differ from "not given"."""
@@ -205,7 +208,14 @@ def check(config: Config) -> None:
     mine, other = (ReplayOptions, LiveOptions) if replay else (LiveOptions, ReplayOptions)
     if config.preset is not None and config.specs != Config().specs:
         raise UsageError(f"--preset {config.preset} has its own policies, so it takes no --policies")
-    unread = [] if config.preset else [n for n in _given(config, other) if n not in {f.name for f in fields(mine)}]
+    for name in _NOT_OF_PRESETS if config.preset is not None else ():
+        if getattr(config, name) != getattr(Config(), name):
+            raise UsageError(f"--preset {config.preset} takes no --{name.replace('_', '-')}")
+    unread = (
+        []
+        if config.preset and not replay
+        else [n for n in _given(config, other) if n not in {f.name for f in fields(mine)}]
+    )
     for name in unread:
         why = "the trace and the cost model decide it" if replay else "it is for --backend replay"
         raise UsageError(f"--{name.replace('_', '-')} makes no sense with --backend {config.backend}: {why}")

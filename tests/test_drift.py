@@ -16,6 +16,7 @@ from fakes import FakeBackend
 from assc import __main__ as module_main
 from assc.core import Request
 from assc.costs_io import CostFile, write_costs
+from assc.drift import scenarios
 from assc.drift.command import Config, learns, study, warmed
 from assc.drift.measure import jumps, recovery, regret, relative_speed
 from assc.drift.scenarios import SCENARIOS, Choice, spoiled
@@ -280,3 +281,14 @@ def test_scenarios_that_a_trace_cannot_show_are_refused() -> None:
         SCENARIOS["temperature"](cold)
     with pytest.raises(TraceError, match="two categories"):
         SCENARIOS["categories"](replace(choice(), trace=trace().select(trace().where(categories=["a"]))))
+
+
+def test_step_policies_decide_in_streams_too() -> None:
+    """Seconds of a stream are those of `run_request`, also of a policy that decides after each drafted token."""
+    row = 0
+    reference = Reference(scenarios.Regime("one", (row,), trace(), MARKOV_COSTS))
+    spent = play(make_policy("svip"), [reference], [0], [(0, row)]).seconds.sum()
+    alone = run_request(reference.backend, reference.requests[row], make_policy("svip"))
+    assert spent == pytest.approx(sum(r.seconds for r in alone.rounds), rel=1e-12)
+    planned = {r.planned for r in alone.rounds if r.planned}
+    assert len(planned) > 1, "it stopped at different lengths"

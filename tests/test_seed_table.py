@@ -142,3 +142,19 @@ def test_without_models_the_other_parts_are_made(
     assert "no live part: " in printed.err and "synthetic " in printed.out and MARKOV_COSTS.label not in printed.out
     assert eval_cli.main([*words, "--backend", "replay", "--requests", "2"]) == 0
     assert "live " not in capsys.readouterr().out.replace("live part", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--chunks", "2"], "takes no --chunks"),
+        (["--explain"], "takes no --explain"),
+        (["--csv", "x.csv"], "takes no --csv"),
+        (["--device", "nosuch"], "--device makes no sense"),
+    ],
+)
+def test_options_that_the_preset_cannot_follow_are_refused(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert eval_cli.main(["--backend", "replay", "--preset", "seed-table", *options]) == 2
+    assert told in capsys.readouterr().err

@@ -13,6 +13,7 @@ from assc.core import Action, Policy
 from assc.drift.scenarios import Regime, Scenario
 from assc.oracle import optimum, static_table
 from assc.replay import ReplayBackend
+from assc.run import iter_rounds
 from assc.vector_replay import FlatTrace, Floats, Ints
 
 Stop = tuple[int, int]
@@ -100,12 +101,8 @@ def rounds(
     for segment, row in stops:
         reference = references[order[segment]]
         backend, clock = reference.backend, reference.clock(row)
-        backend.reset(reference.requests[row])
-        policy.begin(backend.table)
         position = 0
-        while not backend.done:
-            record = backend.step(policy.act(backend.observe(policy.needs)))
-            policy.update(record)
+        for record in iter_rounds(backend, reference.requests[row], policy):
             after = position + record.emitted
             spent = clock[after] - clock[position]
             optimal = reference.optimal[row] if backend.done else 0.0
