@@ -15,6 +15,7 @@ from assc.core import Mode
 from assc.errors import AsscError, RequestError
 from assc.files import check_writable
 from assc.groups import check_chunks, check_k_max
+from assc.manifest import check_free
 from assc.prometheus import require_prometheus
 
 Backend = Literal["live", "replay"]
@@ -250,6 +251,8 @@ def check(config: Config) -> None:
         raise RequestError(f"--mode greedy takes no --temperature {temperature}; sample with --mode gumbel")
     if config.prometheus is not None:
         require_prometheus()
+    if config.run_dir is not None:
+        check_free(config.run_dir)
     for path in (config.json, config.markdown, config.csv, config.prometheus):
         if path is not None:
             check_writable(path)

@@ -157,11 +157,16 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def check_free(directory: Path) -> None:
+    """`AsscError` for a run directory that holds something."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise AsscError(f"{str(directory)!r} exists and is not empty; give a new --run-dir")
+
+
 def claim_directory(directory: Path) -> None:
     """Make a new run directory, or take an empty one. `AsscError` for one that holds something."""
     try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise AsscError(f"{str(directory)!r} exists and is not empty; give a new --run-dir")
+        check_free(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AsscError(f"the run directory {str(directory)!r} cannot be made ({error.strerror})") from None

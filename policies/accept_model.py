@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.errors import ArtefactError
+from assc.kinds import first_model, is_lookup
 from assc.registry import register
 from policies.arms import LONGEST
 from policies.base import BasePolicy
-from policies.kinds import first_model, is_lookup
 from policies.round_costs import Costs, add_round, load_level, prices
 from policies.vectors import LinearFeatures
 

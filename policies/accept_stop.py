@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.errors import ArtefactError
+from assc.kinds import first_lookup, first_model
 from assc.registry import register
 from assc.steps import Decision, StepObservation
 from policies.accept_heads import (
@@ -21,7 +22,6 @@ from policies.accept_heads import (
     round_numbers,
     step_numbers,
 )
-from policies.kinds import first_lookup, first_model
 from policies.step_base import BaseStepPolicy
 from policies.step_costs import TARGET, TILE, Sums, add_round, check_sums, fitted, rescaled
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation
 from assc.errors import SpecError
+from assc.kinds import first_lookup, first_model
 from assc.registry import register
 from assc.rule_tuning import Grid
 from policies.base import BasePolicy
-from policies.kinds import first_lookup, first_model
 
 
 @register("cascade")

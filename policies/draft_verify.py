@@ -6,10 +6,10 @@ import math
 from typing import ClassVar
 
 from assc.core import RoundRecord
+from assc.kinds import is_lookup
 from assc.registry import register
 from assc.rule_tuning import Grid
 from assc.steps import Decision, StepObservation
-from policies.kinds import is_lookup
 from policies.step_base import LOOKUPS, BaseStepPolicy
 
 

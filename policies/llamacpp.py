@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from assc.core import ROLLBACK, Action, Observation
+from assc.kinds import is_lookup
 from assc.registry import register
 from assc.rule_tuning import Grid
 from assc.steps import Decision, StepObservation
-from policies.kinds import is_lookup
 from policies.step_base import LOOKUPS, BaseStepPolicy
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from assc.core import RoundRecord
+from assc.kinds import is_lookup
 from policies.arms import LONGEST
-from policies.kinds import is_lookup
 
 Costs = dict[str, Any]
 VERIFY = "verify"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from assc.actions import ActionTable
 from assc.core import ROLLBACK, Action, Observation
+from assc.kinds import first_lookup, first_model
 from assc.rule_tuning import Grid
 from assc.steps import Decision, StepObservation
 from policies.base import BasePolicy
-from policies.kinds import first_lookup, first_model
 
 LOOKUPS: Grid = {"m": (1, 2, 3, 4), "k_ngram": (4, 8, 12, 16)}
 """what `NAME:tuned` tries for the lookup in front of the model; the default is none"""

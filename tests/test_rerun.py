@@ -204,3 +204,13 @@ def test_words_of_defaults_is_nothing() -> None:
         a: int = 1
 
     assert words_of(Nothing()) == []
+
+
+def test_a_run_directory_that_is_taken_is_told_before_anything_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").write_text("something")
+    words = ["--backend", "replay", "--policies", "ar", "cascade:tuned", "--run-dir", str(tmp_path)]
+    assert eval_cli.main(words) == 2
+    told = capsys.readouterr()
+    assert "exists and is not empty" in told.err and "tuning" not in told.out + told.err

@@ -19,6 +19,7 @@ import train_policy
 from assc import live_check as checking
 from assc.__main__ import main
 from assc.costs_io import CostFile, write_costs
+from assc.errors import AsscError
 from assc.live import LiveBackend
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.registry import make_policy
@@ -28,6 +29,7 @@ from policies.training import sb3 as train_sb3
 from policies.training.checkpoint import read_checkpoint
 from policies.training.config import TrainConfig
 from policies.training.job import train
+from policies.training.setup import replay_problem
 
 ALGORITHMS = ("ppo", "a2c", "dqn", "recurrent_ppo")
 
@@ -198,3 +200,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["requests"] == 2 and found["live"]["speedup"] > 0 and found["meta"]["pair"] == "tiny"
     assert main([*words[:-2], "--requests", "0"]) == 2
+
+
+def test_too_many_requests_to_compare_are_told_before_the_training(tmp_path: Path) -> None:
+    config = TrainConfig(run_dir=tmp_path / "run", total_timesteps=512, eval_requests=100_000)
+    with pytest.raises(AsscError, match="100000 requests were asked for"):
+        replay_problem(config)
+    assert not (tmp_path / "run").exists()

@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from assc.core import ROLLBACK, Action, Observation, Request, Totals
 from assc.errors import SpecError
+from assc.kinds import first_lookup, first_model
 from assc.positions import Text
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
@@ -26,7 +27,6 @@ from assc.steps import Codes, Decision, StepObservation, observe_step
 from envs import RequestSource
 from policies.accept_heads import lookup_numbers, step_numbers
 from policies.accept_stop import AcceptStop
-from policies.kinds import first_lookup, first_model
 from policies.step_costs import TARGET, fitted
 from policies.training.checkpoint import Checkpoint, write_checkpoint
 from policies.training.config import TrainConfig

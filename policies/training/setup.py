@@ -19,6 +19,7 @@ from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
 from assc.trace import IMPORTED, Trace
 from assc.trace_io import read_trace
+from assc.trace_rules import balanced_rows
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, select
 from envs import DraftStepEnv, SpecDecodeEnv
 from envs.sources import fitting
@@ -139,12 +140,14 @@ def replay_problem(config: TrainConfig) -> Problem:
     if config.live_check and trace.header.pair == IMPORTED:
         raise TraceError(f"--live-check cannot be made: {trace.name} was imported, its models are not known")
     costs = shipped_costs() if config.cost is None else read_costs(config.cost).model
-    backend = ReplayBackend(trace, costs)
+    backend, held_out = ReplayBackend(trace, costs), trace.where(split="held-out")
+    if config.eval_requests:
+        balanced_rows(trace, held_out, config.eval_requests, config.seed)  # too many are refused before the training
     return Problem(
         backend=backend,
         eval_backend=backend,
         train=trace.requests(trace.where(split="train")),
-        held_out=trace.requests(trace.where(split="held-out")) if config.eval_requests != 0 else (),
+        held_out=trace.requests(held_out) if config.eval_requests != 0 else (),
         costs=costs,
         description={**backend.describe(), "workload": trace.header.workload, "time_source": "modelled"},
         workload_hash=trace.header.workload_hash,
