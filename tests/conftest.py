@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS") or min(2, usable_cores()))
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(THREADS)
+    # a shell lets its background jobs ignore Ctrl-C, and their children inherit that: the tests of it could not pass
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
