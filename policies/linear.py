@@ -29,6 +29,7 @@ PACE = 0.995
 class LinearBandit(BasePolicy):
     """What `linucb` and `lints` share: ridge regression per arm, features of the observation, choice by `scores`."""
 
+    learner: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("arms", "costs", "pace", "rng")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
