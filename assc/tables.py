@@ -19,7 +19,7 @@ from assc.results import Evaluation
 from assc.table_notes import notes
 
 PIPED_WIDTH = 200
-"""columns when the output is no terminal: enough for every column, so that lines can be searched"""
+"""columns of text when the output is no terminal; tables are as wide as they need to be there, for searching"""
 
 HEADERS: tuple[str, ...] = (
     "policy",
@@ -159,13 +159,18 @@ def parts_of(
     >>> [part for part, _ in parts_of(["policy", "a", "b"], [["ar", "1234", "12345678"]], 18)]
     [['policy', 'a'], ['policy', 'b']]
     """
-    wide = [max(map(len, column)) + GAP_WIDTH for column in zip(columns, *lines, strict=True)]
+    wide = _widths(columns, lines)
     parts: list[list[int]] = [[]]
     for i in range(1, len(columns)):
         if parts[-1] and wide[0] + sum(wide[j] for j in parts[-1]) + wide[i] > width:
             parts.append([])
         parts[-1].append(i)
     return [([columns[i] for i in (0, *p)], [[line[i] for i in (0, *p)] for line in lines]) for p in parts]
+
+
+def _widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+    """Characters of each column with the gap behind it."""
+    return [max(map(len, column)) + GAP_WIDTH for column in zip(columns, *lines, strict=True)]
 
 
 def _rungs(rungs: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -179,11 +184,11 @@ def _rungs(rungs: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["ladder", "tok/s", "speed-up", FRACTION], lines
 
 
-def console_for(file: IO[str] | None = None) -> Console:
-    """A console on `file` (standard output) that does not fold tables when it is piped."""
+def console_for(file: IO[str] | None = None, at_least: int = 0) -> Console:
+    """A console on `file` (standard output) that does not fold tables of `at_least` this width when it is piped."""
     stream = file if file is not None else sys.stdout
     tty = stream.isatty()
-    return Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, emoji=False)
+    return Console(file=stream, width=None if tty else max(PIPED_WIDTH, at_least), highlight=False, emoji=False)
 
 
 def print_evaluation(
@@ -196,6 +201,10 @@ def print_evaluation(
     console = console_for(file)
 
     def show(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+        if not console.is_terminal:
+            needed = sum(_widths(columns, lines))
+            console_for(file, needed).print(text_table(columns, lines))
+            return
         for part in parts_of(columns, lines, console.width):
             console.print(text_table(*part))
 
