@@ -70,6 +70,7 @@ class ReplayOptions:
     requests: int = 0
     max_new_tokens: int | None = None
     warmup: int = 0
+    policy_seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,9 @@ class Config:
     """chooses prompts, orders, sampled texts and resamples"""
     repeats: Annotated[int, arg(aliases=["--repeat"])] = 1
     """how often everything is measured; the spread between repeats is in the JSON"""
+    policy_seeds: tuple[int, ...] = ()
+    """replay: play everything once for each of these seeds and pool it: the policies are made with the seed and the
+    requests come in an order drawn by it; a folder of `train_policy.py --seeds` plays its policy of each seed"""
     warmup: int | None = None
     """requests that are played first by every policy and thrown away; default: 1 live, 0 in replay"""
     mode: Mode | None = None
@@ -189,7 +193,17 @@ class Config:
 
 Options = TypeVar("Options", LiveOptions, ReplayOptions)
 
-_NOT_OF_PRESETS = ("chunks", "csv", "explain", "health", "tensorboard", "prometheus", "rounds", "against")
+_NOT_OF_PRESETS = (
+    "chunks",
+    "csv",
+    "explain",
+    "health",
+    "tensorboard",
+    "prometheus",
+    "rounds",
+    "against",
+    "policy_seeds",
+)
 """options of an evaluation that the parts of a preset do not have"""
 
 
@@ -236,6 +250,11 @@ def check(config: Config) -> None:
             f"--seed and --warmup are 0 or more and --repeats is 1 or more, got {config.seed}, {warmup} and "
             f"{config.repeats}"
         )
+    seeds = config.policy_seeds
+    if any(s < 0 for s in seeds) or len(set(seeds)) < len(seeds):
+        raise AsscError(f"--policy-seeds are different numbers of 0 or more, got {' '.join(map(str, seeds))}")
+    if seeds and config.repeats > 1:
+        raise UsageError(f"--policy-seeds plays once for each seed, so it takes no --repeats {config.repeats}")
     if config.rounds < 0:
         raise AsscError(f"--rounds is {config.rounds}, it must be 0 or more")
     if config.rounds and config.json is None and config.run_dir is None:

@@ -13,13 +13,14 @@ from assc.cli import say
 from assc.core import Backend, Policy, Request
 from assc.errors import ArtefactError
 from assc.eval_config import TUNED, Config, without_alias
-from assc.evaluate import evaluate
+from assc.evaluate import Policies, evaluate
 from assc.leakage import Leak, TrainedOn, check_leaks, leaked_counts, policy_leaks
 from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, EvaluationInterrupted, unique_labels
 from assc.rounds_json import EntropiesOf, KeptRounds, TextOf, spread
 from assc.rule_tuning import grid_of, is_tuned_rule
+from assc.rungs import rung_of
 
 if TYPE_CHECKING:
     from assc.tb_eval import EvaluationWriter
@@ -38,7 +39,7 @@ class Job:
 
     backend: Backend
     requests: Sequence[Request]
-    policies: Sequence[tuple[str, Policy]]
+    policies: Policies
     warmup: int
     meta: Mapping[str, Any]
     actions: Mapping[str, str] = field(default_factory=dict)
@@ -53,41 +54,69 @@ class Job:
     """label -> requests from which it has learned, where that was allowed"""
     data: Mapping[str, str | Path | None] = field(default_factory=dict)
     """files that were read, for the manifest"""
+    by_seed: Mapping[int, Policies] = field(default_factory=dict)
+    """seed -> the policies made with it (`policies` for the first); empty: played without seeds"""
 
     def keep(self, requests: int) -> KeptRounds | None:
         """What of this job's rounds goes into the result file."""
         return KeptRounds(requests, self.token_text, self.entropies) if requests else None
 
 
-def policy_spec(given: str) -> str:
+def policy_spec(given: str, seed: int | None = None) -> str:
     """What `make_policy` takes: without an alias, and the policy.zip of a run directory.
 
-    Raises `ArtefactError` for a directory in which no training has finished.
+    In a folder of `train_policy.py --seeds` it is the one of `seed`. Raises `ArtefactError` for a directory in which no
+    training has finished, or none of this seed, and for a folder of seeds without a `seed`.
     """
     spec = without_alias(given)
     if os.sep not in spec or not Path(spec).is_dir():
         return spec
     saved = Path(spec) / SAVED
-    if not saved.is_file():
+    if saved.is_file():
+        return str(saved)
+    seeds = seed_files(Path(spec))
+    if not seeds:
         what = f"has no {SAVED}: no training has finished in it" if any(Path(spec).iterdir()) else "is empty"
         raise ArtefactError(f"the run directory {spec!r} {what}")
-    return str(saved)
+    known = " ".join(map(str, seeds))
+    if seed is None:
+        raise ArtefactError(
+            f"{spec!r} holds a policy for each of several seeds: play them with --backend replay --policy-seeds "
+            f"{known}, or name one, {spec}/seed-{next(iter(seeds))}"
+        )
+    if seed not in seeds:
+        raise ArtefactError(f"{spec!r} holds no finished policy of seed {seed}, only of {known} (--policy-seeds)")
+    return str(seeds[seed])
 
 
-def listed_policies(config: Config) -> Listed:
-    """Label and policy of each row; None for what only the backend can make. Raises `SpecError` and `ArtefactError`."""
-    seed, special = config.seed, (TUNED, ORACLE)
-    specs = [policy_spec(spec) for spec in config.specs]
+def seed_files(folder: Path) -> dict[int, Path]:
+    """seed -> finished policy in a folder of `train_policy.py --seeds`, by seed."""
+    found = {p.parent.name.removeprefix("seed-"): p for p in folder.glob(f"seed-*/{SAVED}")}
+    return {int(seed): found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)}
+
+
+def listed_policies(config: Config, seed: int | None = None) -> Listed:
+    """Label and policy of each row; None for what only the backend can make. Raises `SpecError` and `ArtefactError`.
+
+    `seed`: one of `--policy-seeds`; without it policies are made with `--seed`.
+    """
+    special = (TUNED, ORACLE)
+    specs = [policy_spec(spec, seed) for spec in config.specs]
     for spec in filter(is_tuned_rule, specs):
         grid_of(spec)
-    made = [None if spec in special or is_tuned_rule(spec) else make_policy(spec, seed=seed) for spec in specs]
+    own = config.seed if seed is None else seed
+    made = [None if spec in special or is_tuned_rule(spec) else make_policy(spec, seed=own) for spec in specs]
     return list(zip(config.specs, made, strict=True))
 
 
 def saved_files(config: Config) -> dict[str, str]:
-    """label -> file of every saved policy."""
-    specs = [policy_spec(spec) for spec in config.specs]
-    return {label: spec for label, spec in zip(config.specs, specs, strict=True) if spec.endswith(".zip")}
+    """Label (and seed, in a folder of seeds) -> file of every saved policy."""
+    found = {}
+    for label in config.specs:
+        files = {seed: policy_spec(label, seed) for seed in config.policy_seeds or (None,)}
+        several = len(set(files.values())) > 1
+        found |= {f"{label} seed {s}" if several else label: f for s, f in files.items() if f.endswith(".zip")}
+    return found
 
 
 def complete(listed: Listed, makers: Mapping[str, Callable[[], Policy]]) -> list[tuple[str, Policy]]:
@@ -109,7 +138,8 @@ def guarded(
     """
     labels = [label for label in config.bare if label == TUNED or is_tuned_rule(label)]
     by_policy = policy_leaks(policies, requests, workload_hash, {} if tuned is None else dict.fromkeys(labels, tuned))
-    leaks = [*by_policy, *drafts]
+    leaks = [leak for i, leak in enumerate(by_policy) if leak not in by_policy[:i]]  # once for all seeds
+    leaks += drafts
     check_leaks(leaks, allowed=config.allow_leakage)
     return leaked_counts(leaks, unique_labels(config.specs))
 
@@ -120,9 +150,9 @@ SAME_C = 0.1
 
 def remarks(config: Config, policies: Sequence[tuple[str, Policy]], backend: Backend) -> list[str]:
     """What a reader must know of the saved policies: another mode, other costs, training prompts that nobody knows."""
-    found = []
+    found, saved = [], {label for label in config.specs if _is_saved(config, label)}
     for label, policy in policies:
-        if label not in saved_files(config):
+        if label not in saved:
             continue
         if getattr(policy, "trained_on", None) is None:
             found.append(f"{label} does not say what it was trained on, so leakage cannot be excluded")
@@ -132,7 +162,11 @@ def remarks(config: Config, policies: Sequence[tuple[str, Policy]], backend: Bac
         c = getattr(policy, "trained_c", None)
         if c is not None and abs(c - backend.cost_ratio) > SAME_C * max(c, backend.cost_ratio):
             found.append(f"{label} was trained at c = {c:.3f}, this evaluation is at c = {backend.cost_ratio:.3f}")
-    return found
+    return list(dict.fromkeys(found))  # once for all seeds of a folder
+
+
+def _is_saved(config: Config, label: str) -> bool:
+    return policy_spec(label, next(iter(config.policy_seeds), None)).endswith(".zip")
 
 
 def play(config: Config, job: Job) -> Evaluation:
@@ -147,7 +181,7 @@ def play(config: Config, job: Job) -> Evaluation:
             evaluation = evaluate(
                 job.backend,
                 job.requests,
-                job.policies,
+                job.by_seed or job.policies,
                 seed=config.seed,
                 repeats=config.repeats,
                 warmup=job.warmup,
@@ -183,7 +217,12 @@ def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
         "requests": len(job.requests),
         "seed": config.seed,
     }
-    kinds = [{"kind": name.partition(":")[0], "action": job.actions.get(name, "")} for name in names]
+    if config.policy_seeds:
+        shared["policy_seeds"] = " ".join(map(str, config.policy_seeds))
+    kinds = [
+        {"kind": name.partition(":")[0], "action": job.actions.get(name, ""), "rung": rung_of(policy) or ""}
+        for name, policy in job.policies
+    ]
     return EvaluationWriter(
         root,
         unique_labels(names),

@@ -116,7 +116,8 @@ def trace_of(config: Config) -> Trace:
 
 def replay_job(config: Config, costs: CostFile | None = None) -> Job:
     """Read the trace and compute the ladder for the chosen requests. `costs` replace those of the configuration."""
-    listed, options = listed_policies(config), config.replay
+    options = config.replay
+    listed = {seed: listed_policies(config, seed) for seed in options.policy_seeds or (None,)}
     trace = trace_of(config)
     if costs is None:
         costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
@@ -144,23 +145,26 @@ def replay_job(config: Config, costs: CostFile | None = None) -> Job:
         how = {"split": "train", "requests": len(train), "tuned_on": tuned_on.to_json()}
         meta["static_tuned"] = {"action": str(tuned), **how}
         actions[TUNED] = str(tuned)
-    makers: dict[str, Callable[[], Policy]] = {
-        ORACLE: lambda: OraclePolicy(backend, plans),
-        TUNED: lambda: make_policy(static_spec(tuned or backend.table[0], backend.table)),
-    }
     rules = _tuned_rules(config, backend, _requests(config, trace, train), actions)
-    makers |= {name: partial(make_policy, spec, seed=config.seed) for name, spec in rules.items()}
+
+    def makers(seed: int) -> dict[str, Callable[[], Policy]]:
+        return {
+            ORACLE: lambda: OraclePolicy(backend, plans),
+            TUNED: lambda: make_policy(static_spec(tuned or backend.table[0], backend.table)),
+            **{name: partial(make_policy, spec, seed=seed) for name, spec in rules.items()},
+        }
 
     def entropies(request: Request) -> Sequence[float]:
         row, c = backend.row_of(request), trace.columns
         known: list[float] = c["target_entropy"][int(c["offsets"][row]) : int(c["offsets"][row + 1])].tolist()
         return known
 
-    listed_now = complete(listed, makers)
+    made = {s: complete(rows_of, makers(config.seed if s is None else s)) for s, rows_of in listed.items()}
+    everyone = [one for policies in made.values() for one in policies]
     in_draft = [trace.columns["split"][row] == "draft" for row in rows]
     drafts = draft_leaks(requests, in_draft, {d.name: d.kind for d in trace.header.drafters})
-    leaked = guarded(config, listed_now, requests, trace.header.workload_hash, tuned_on, drafts)
-    meta["notes"] = remarks(config, listed_now, backend)
+    leaked = guarded(config, everyone, requests, trace.header.workload_hash, tuned_on, drafts)
+    meta["notes"] = remarks(config, everyone, backend)
     data = {
         "trace": options.traces or PACKAGED + TRACE,
         "cost model": options.cost or PACKAGED + COSTS,
@@ -169,7 +173,7 @@ def replay_job(config: Config, costs: CostFile | None = None) -> Job:
     return Job(
         backend,
         requests,
-        listed_now,
+        next(iter(made.values())),
         options.warmup,
         meta,
         actions,
@@ -178,4 +182,5 @@ def replay_job(config: Config, costs: CostFile | None = None) -> Job:
         entropies,
         leaked=leaked,
         data=data,
+        by_seed={seed: policies for seed, policies in made.items() if seed is not None},
     )

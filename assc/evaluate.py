@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,18 +21,28 @@ from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, EvaluationInterrupted, RequestResult, unique_labels
 from assc.run import run_request
+from assc.rungs import rung_of
 from assc.steps import check_policy
 
 BASELINE = "ar"
 """name of the policy that always runs: plain decoding through the same engine"""
 
+Policies = Sequence[tuple[str, Policy]]
+"""name and policy of each row"""
 OnEpisode = Callable[[str, Episode], None]
 OnRequest = Callable[[RequestResult], None]
 
 
 def _check(
-    requests: Sequence[Request], policies: Sequence[tuple[str, Policy]], repeats: int, warmup: int, against: str | None
+    requests: Sequence[Request],
+    by_seed: Sequence[Policies],
+    repeats: int,
+    warmup: int,
+    against: str | None,
 ) -> None:
+    policies = by_seed[0] if by_seed else ()
+    if any([name for name, _ in other] != [name for name, _ in policies] for other in by_seed):
+        raise ValueError("every seed needs the same policies under the same names")
     if not requests:
         raise RequestError("there is no request to evaluate, give at least one")
     if not policies:
@@ -40,7 +51,8 @@ def _check(
         raise AsscError(f"{against!r} is not among the policies that are evaluated, so nothing can be compared with it")
     if repeats < 1 or warmup < 0:
         raise AsscError(f"repeats is {repeats} (1 or more) and warmup is {warmup} (0 or more)")
-    if len({id(policy) for _, policy in policies}) < len(policies):
+    objects = [id(policy) for listed in by_seed for _, policy in listed]
+    if len(set(objects)) < len(objects):
         raise ValueError("one policy object is listed twice; its copies would share what they learn, make two objects")
 
 
@@ -127,19 +139,57 @@ class _Players:
         found = [getattr(policy, "report", None) for policy in self.policies[:count]]
         return [report() if callable(report) else None for report in found]
 
-    def play_all(self, request: Request, index: int, repeat: int, seed: int, bar: Any) -> RequestResult:
-        """All policies on one request in an order that `seed` shuffles anew for each request."""
+    def fixed_as_in(self, first: _Players) -> frozenset[int]:
+        """Policies that would repeat their play of `first`: the same rule, which keeps no state and takes no seed."""
+        return frozenset(
+            i
+            for i, (mine, other) in enumerate(zip(self.policies, first.policies, strict=True))
+            if (type(mine), mine.spec) == (type(other), other.spec)
+            and not any((self._states[i], first._states[i], other.state_dict()))
+            and "seed" not in inspect.signature(type(mine)).parameters
+        )
+
+    def play_all(
+        self,
+        request: Request,
+        index: int,
+        repeat: int,
+        seed: int,
+        bar: Any,
+        fixed: frozenset[int] = frozenset(),
+        first: RequestResult | None = None,
+    ) -> RequestResult:
+        """All policies on one request in an order that `seed` shuffles anew for each request.
+
+        Those in `fixed` are not played: their runs in `first` count again.
+        """
         order = np.random.default_rng([seed, repeat, index]).permutation(len(self.policies))
         runs: dict[int, Run] = {}
         for i in map(int, order):
             bar.set_postfix_str(self.labels[i], refresh=False)
-            runs[i] = self.play(request, i, index, repeat)
+            if first is not None and i in fixed:
+                runs[i] = (*first.runs, first.baseline)[i].again(repeat)
+            else:
+                runs[i] = self.play(request, i, index, repeat)
             bar.update()
             self.on_episode(self.labels[i], runs[i].episode)
         hidden = self.baseline is None
         plain = runs[len(self.policies) - 1 if self.baseline is None else self.baseline]
         listed = tuple(runs[i] for i in range(len(self.policies) - hidden))
         return RequestResult(index, repeat, request, listed, plain, tuple(self.labels[i] for i in map(int, order)))
+
+
+def request_order(seed: int, count: int) -> list[int]:
+    """The order in which the requests come for a seed of the policies.
+
+    >>> request_order(0, 6) != request_order(1, 6), sorted(request_order(1, 6))
+    (True, [0, 1, 2, 3, 4, 5])
+    """
+    return [int(i) for i in np.random.default_rng([ORDERS, seed]).permutation(count)]
+
+
+ORDERS = 0x0DE5
+"""keeps the orders apart from what else is drawn by small seeds"""
 
 
 @contextmanager
@@ -152,7 +202,7 @@ def _bar(total: int, shown: bool) -> Iterator[Any]:
 def evaluate(
     backend: Backend,
     requests: Sequence[Request],
-    policies: Sequence[tuple[str, Policy]],
+    policies: Policies | Mapping[int, Policies],
     *,
     seed: int,
     repeats: int = 1,
@@ -174,6 +224,10 @@ def evaluate(
     policy and thrown away. A policy learns across the requests of one repeat; before each repeat it returns to the
     state in which it was handed over. The same name may be listed twice (A/A) with two objects.
 
+    A mapping seed -> policies plays everything once for each seed instead, each with policies of its own and with the
+    requests in another order (`request_order`). Its seeds are repeats in all results, `meta.policy_seeds` names them. A
+    policy that keeps no state from request to request and takes no seed is played for the first seed only.
+
     `on_episode(label, episode)` is called after each run, `on_request(result)` once all policies have finished a
     request. `meta` is added to the result's own. `actions` says what tuning chose for a policy, `ladder` what the same
     requests take without a policy (`assc.oracle.ladder`), `leaked` of how many requests a label has learned beforehand;
@@ -183,40 +237,57 @@ def evaluate(
     Raises `AsscError` for input that cannot be evaluated, and `EvaluationInterrupted` (a `KeyboardInterrupt` that
     carries the finished part) on Ctrl-C.
     """
-    _check(requests, policies, repeats, warmup, against)
+    seeded = isinstance(policies, Mapping)
+    by_seed = policies if isinstance(policies, Mapping) else {0: policies}
+    if seeded and repeats != 1:
+        raise AsscError(f"seeds of the policies are played once each, so repeats is 1, got {repeats}")
+    _check(requests, list(by_seed.values()), repeats, warmup, against)
     check_requests(backend, requests)
-    players = _Players(backend, policies, clock, on_episode or (lambda label, episode: None))
+    told = on_episode or (lambda label, episode: None)
+    plan = [
+        (_Players(backend, listed, clock, told), request_order(s, len(requests)) if seeded else range(len(requests)))
+        for s, listed in by_seed.items()
+    ] * repeats
+    players = plan[0][0]
+    extra = {**(meta or {}), **({"policy_seeds": list(by_seed)} if seeded else {})}
+    count = len(players.labels) - (players.baseline is None)
     evaluation = Evaluation(
-        names=tuple(name for name, _ in policies),
+        names=tuple(name for name, _ in next(iter(by_seed.values()))),
         mode=backend.mode,
         measured=backend.time_source == "measured",
         seed=seed,
         baseline=players.baseline,
-        meta=_meta(backend, requests, seed=seed, repeats=repeats, warmup=warmup, extra=meta or {}),
+        meta=_meta(backend, requests, seed=seed, repeats=len(plan), warmup=warmup, extra=extra),
         complete=False,
         ladder=ladder,
         actions=dict(actions or {}),
         against=against,
         leaked=dict(leaked or {}),
+        rung=tuple(rung_of(policy) for policy in players.policies[:count]),
     )
     json.dumps(evaluation.meta, allow_nan=False)  # what could not be written fails now, not after hours of work
     warming = list(requests[:warmup])
+    first: dict[int, RequestResult] = {}
     try:
-        with _bar((len(warming) + repeats * len(requests)) * len(players.policies), progress) as bar:
+        with _bar((len(warming) + len(plan) * len(requests)) * len(players.policies), progress) as bar:
             for request in warming:
                 for i in range(len(players.policies)):
                     players.play(request, i)
                     bar.update()
-            for repeat in range(repeats):
-                players.restore()
-                for index, request in enumerate(requests):
-                    result = players.play_all(request, index, repeat, seed, bar)
+            for repeat, (playing, order) in enumerate(plan):
+                playing.restore()
+                fixed = playing.fixed_as_in(plan[0][0]) if seeded and repeat else frozenset()
+                evaluation.once |= {playing.labels[i] for i in fixed}
+                for index in order:
+                    result = playing.play_all(requests[index], index, repeat, seed, bar, fixed, first.get(index))
+                    first.setdefault(index, result)
                     evaluation.results.append(result)
                     if on_request is not None:
                         on_request(result)
+                players = playing
     except KeyboardInterrupt:
         raise EvaluationInterrupted(evaluation) from None
     finally:
-        evaluation.policy_reports = players.reports(len(policies))
+        evaluation.policy_reports = players.reports(count)
     evaluation.complete = True
     return evaluation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from assc.core import Episode, RoundRecord, Totals
 from assc.oracle import Ladder
 from assc.reliability import reliability
+from assc.rungs import RUNGS
 from assc.stats import NO_INTERVAL, Interval, mean_of_ratios, speedup, speedup_interval
 
 ROW_KEYS: tuple[str, ...] = (
@@ -33,17 +34,21 @@ ROW_KEYS: tuple[str, ...] = (
     "oracle_fraction",
     "action",
     "leaked_requests",
+    "rung",
+    "plays",
+    "speedup_sd",
 )
 
 DEFINITIONS: dict[str, str] = {
-    "tokens": "tokens committed, bonus and correction tokens included, over all requests and repeats",
+    "tokens": "tokens committed, bonus and correction tokens included, over all requests and repeats or seeds",
     "seconds": "seconds of the rounds (draft, verify, policy, other) without the prefill of the prompt, measured or "
     "modelled as meta.time_source says",
     "tokens_per_second": "tokens / seconds, both summed first (a ratio of totals, not a mean of ratios)",
     "speedup": "tokens_per_second of the policy / the same of plain decoding ('ar') through the same engine, on the "
     "same requests, interleaved in the same run",
     "speedup_ci95": "95 % interval of speedup: bootstrap over requests, paired (a prompt's requests at several "
-    "temperatures are drawn together), percentiles of the logarithm widened for the small number of requests; "
+    "temperatures, and all their seeds or repeats, are drawn together), percentiles of the logarithm widened for the "
+    "small number of requests; "
     "[null, null] for a single request; not adjusted for the number of policies, see comparisons",
     "acceptance_rate": "accepted / drafted, both summed first; accepted is the leading run after clipping at stop and "
     "budget, the bonus token is not counted, drafted counts verified tokens only; null when nothing was drafted",
@@ -62,6 +67,12 @@ DEFINITIONS: dict[str, str] = {
     "action": "what tuning chose for static:tuned, drafter:K or rollback; null for every other policy",
     "leaked_requests": "evaluated requests from which the policy, or a draft, has learned: 0 unless --allow-leakage, "
     "and what it is worth there says nothing about other prompts",
+    "rung": "; ".join(f"{name} = {meaning}" for name, meaning in RUNGS.items())
+    + "; by what a policy declares, null for one that declares nothing",
+    "plays": "how often each request was played: once per repeat, or once per seed (--policy-seeds: policies made with "
+    "the seed, requests in an order drawn by it); a policy that keeps nothing from request to request and takes no "
+    "seed is played once, and that counts for every seed",
+    "speedup_sd": "standard deviation over seeds or repeats of the speedup of each alone; null for one play",
     "ladder": "rungs that need no policy, on the same requests, null without a trace: plain = no drafting; tuned = the "
     "action with the most tokens per second on train requests, played in all rounds; best_static_per_request = each "
     "request with its own best action, known in hindsight; oracle = the exact minimum of seconds over every schedule "
@@ -90,7 +101,7 @@ DEFINITIONS: dict[str, str] = {
     "details.accept_reliability": "for policies that predict acceptance: per tenth of predicted chance the positions "
     "judged, their mean prediction and the share accepted, with 95 % bootstrap intervals over prompts; brier = mean "
     "squared error, brier_constant = that of always predicting the accepted share; null where nothing is predicted",
-    "details.speedup_by_repeat": "speedup of each repeat alone: the spread between repeats",
+    "details.speedup_by_repeat": "speedup of each repeat, or of each seed in the order of meta.policy_seeds, alone",
     "by_category, by_temperature": "the same rows for the requests of one category or temperature",
     "comparisons.ratio": "tokens_per_second of the policy / the same of the reference ('against'); ci95 is its "
     "interval, made like speedup_ci95",
@@ -121,6 +132,12 @@ class Run:
     @cached_property
     def totals(self) -> Totals:
         return Totals.of(self.episode.rounds)
+
+    def again(self, repeat: int) -> Run:
+        """The same play, counted for another repeat."""
+        copy = replace(self, repeat=repeat)
+        copy.__dict__["totals"] = self.totals
+        return copy
 
 
 def pooled(runs: Sequence[Run]) -> Totals:
@@ -159,8 +176,13 @@ def make_row(
     ladder: Ladder | None = None,
     action: str | None = None,
     leaked: int = 0,
+    rung: str | None = None,
+    once: bool = False,
 ) -> dict[str, Any]:
-    """One row of the table, with exactly `ROW_KEYS`. `mine`, `base` and `ladder` cover the same requests, repeated."""
+    """One row of the table, with exactly `ROW_KEYS`. `mine`, `base` and `ladder` cover the same requests, repeated.
+
+    `once`: what stands in `mine` for several repeats was played in the first alone.
+    """
     total = pooled(mine)
     ratio: float | None = None
     interval: Interval = NO_INTERVAL
@@ -189,6 +211,9 @@ def make_row(
         "oracle_fraction": ladder.fraction(total.seconds) if ladder is not None else None,
         "action": action,
         "leaked_requests": leaked,
+        "rung": rung,
+        "plays": 1 if once else len({run.repeat for run in mine}),
+        "speedup_sd": None if once else _deviation(_by_repeat(mine, base)),
     }
     return {key: values[key] for key in ROW_KEYS}
 
@@ -214,6 +239,12 @@ def _by_repeat(mine: Sequence[Run], base: Sequence[Run]) -> list[float | None]:
         plain = [s.totals for s in base if s.repeat == repeat]
         ratios.append(speedup(*columns(ours), *columns(plain)))
     return ratios
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    """Standard deviation (n - 1) of what is known, None for fewer than two values."""
+    known = [v for v in values if v is not None]
+    return float(np.std(known, ddof=1)) if len(known) > 1 else None
 
 
 def _share(part: float, whole: float) -> float | None:

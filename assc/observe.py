@@ -31,6 +31,7 @@ MAX_ENTROPY = 12.0
 
 MAX_MATCH = 16
 MAX_POSITION = 4096
+LOG_MAX_POSITION = math.log1p(MAX_POSITION)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def acceptance_ema(past: Sequence[RoundRecord], ema: float = EMA_START) -> float
 def full_streak(past: Sequence[RoundRecord], most: int = 8) -> int:
     """Rounds in a row, newest first, in which everything drafted was accepted; counted up to `most`."""
     streak = 0
-    for record in reversed(past[-most:]):
+    while streak < most and streak < len(past):
+        record = past[-1 - streak]
         if not record.drafted or record.accepted < record.drafted:
             break
         streak += 1
@@ -168,7 +170,7 @@ FIELDS: dict[str, FieldSpec] = {
             1,
             "log",
             f"log(1 + new tokens) / log(1 + {MAX_POSITION})",
-            lambda o: [math.log1p(o.position) / math.log1p(MAX_POSITION)],
+            lambda o: [math.log1p(o.position) / LOG_MAX_POSITION],
         ),
         FieldSpec(
             "remaining",

@@ -14,6 +14,7 @@ from assc.metrics import Run, make_details, make_row
 from assc.monitor import HealthMonitor, plain_seconds_of
 from assc.oracle import Ladder
 from assc.rounds_json import KeptRounds, rounds_json
+from assc.rungs import PLAIN
 
 MAX_DIFFERENCES = 20
 """differing texts that are listed; all are counted"""
@@ -75,6 +76,10 @@ class Evaluation:
     """label of the policy with which the others are compared besides plain decoding"""
     leaked: Mapping[str, int] = field(default_factory=dict)
     """label -> evaluated requests from which it has learned beforehand"""
+    rung: tuple[str | None, ...] = ()
+    """rung of each policy (`assc.rungs`); empty: nobody knows"""
+    once: set[str] = field(default_factory=set)
+    """labels of the policies whose play of the first seed stands for all seeds"""
     kept: KeptRounds | None = None
     """whose rounds go into the file, None for nobody's"""
     policy_reports: list[dict[str, Any] | None] = field(default_factory=list)
@@ -119,6 +124,8 @@ class Evaluation:
             ladder=self._ladder(category, temperature),
             action=self.actions.get(name.partition("@")[0]),
             leaked=0 if policy is None else self.leaked.get(self.labels[policy], 0),
+            rung=PLAIN if policy in (None, self.baseline) else self.rung[policy] if self.rung else None,
+            once=(self.plain_label if policy is None else self.labels[policy]) in self.once,
         )
 
     def _ladder(self, category: str | None = None, temperature: float | None = None) -> Ladder | None:

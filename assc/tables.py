@@ -13,16 +13,17 @@ from rich.text import Text
 
 from assc.breakdown import GROUP_NOTE, family_note, family_table, group_table
 from assc.comparisons import families
-from assc.drafters.memory import DrafterMemory
 from assc.metrics import DEFINITIONS
 from assc.monitor import health_line
 from assc.results import Evaluation
+from assc.table_notes import notes
 
 PIPED_WIDTH = 200
-"""columns when the output is no terminal: enough for every column, so that lines can be searched"""
+"""columns of text when the output is no terminal; tables are as wide as they need to be there, for searching"""
 
 HEADERS: tuple[str, ...] = (
     "policy",
+    "rung",
     "tok/s",
     "speed-up",
     "95 % interval",
@@ -55,14 +56,20 @@ RUNGS: dict[str, str] = {
 }
 
 
-def headers(fraction: bool = False) -> list[str]:
-    """The columns, with `oracle_fraction` or without."""
+DEVIATION = "sd"
+"""a further column behind the interval, where there were several seeds or repeats"""
+
+
+def further(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The further columns that these rows have."""
+    known = {DEVIATION: "speedup_sd", FRACTION: "oracle_fraction"}
+    return [name for name, key in known.items() if any(row[key] is not None for row in rows)]
+
+
+def headers(more: Sequence[str] = ()) -> list[str]:
+    """The columns, with the further ones."""
     at = HEADERS.index("95 % interval") + 1
-    return [*HEADERS[:at], *([FRACTION] if fraction else []), *HEADERS[at:]]
-
-
-def _has_fraction(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return any(row["oracle_fraction"] is not None for row in rows)
+    return [*HEADERS[:at], *more, *HEADERS[at:]]
 
 
 def _split(detail: Mapping[str, Any] | None, seconds: float) -> str:
@@ -73,17 +80,19 @@ def _split(detail: Mapping[str, Any] | None, seconds: float) -> str:
     return "/".join(f"{share:.1f}" for share in shares) + " %"
 
 
-def cells(row: Mapping[str, Any], detail: Mapping[str, Any] | None = None, *, fraction: bool = False) -> list[str]:
+def cells(row: Mapping[str, Any], detail: Mapping[str, Any] | None = None, *, more: Sequence[str] = ()) -> list[str]:
     """One row as text, in the order of `headers`."""
+    known = {DEVIATION: _spread(row), FRACTION: _percent(row["oracle_fraction"])}
     low, high = row["speedup_ci95"]
     action = "" if row["action"] is None else f" ({row['action']})"
     leaked = f" [LEAKED {row['leaked_requests']}]" if row["leaked_requests"] else ""
     return [
         f"{row['policy']}{action}{leaked}",
+        row["rung"] or "n/a",
         _number(row["tokens_per_second"], 1),
         _number(row["speedup"], 3, "x"),
         "n/a" if low is None or high is None else f"{low:.3f} to {high:.3f}",
-        *([_percent(row["oracle_fraction"])] if fraction else []),
+        *(known[name] for name in more),
         _percent(row["acceptance_rate"]),
         _percent(row["waste_rate"]),
         _number(row["mean_k"]),
@@ -92,6 +101,10 @@ def cells(row: Mapping[str, Any], detail: Mapping[str, Any] | None = None, *, fr
         _split(detail, row["seconds"]),
         str(row["rounds"]),
     ]
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    return _number(row["speedup_sd"], 3) if row["speedup_sd"] is not None else "once" if row["plays"] == 1 else "n/a"
 
 
 def conditions(meta: Mapping[str, Any]) -> str:
@@ -103,7 +116,7 @@ def conditions(meta: Mapping[str, Any]) -> str:
         f"mode {meta.get('mode')}",
         f"c = {c:.3f}" if isinstance(c, float | int) else "c unknown",
         f"time {meta.get('time_source')}",
-        f"{meta.get('requests')} requests x {meta.get('repeats')}",
+        f"{meta.get('requests')} requests x {meta.get('repeats')}" + (" seeds" if "policy_seeds" in meta else ""),
         f"seed {meta.get('seed')}",
     ]
     if "trace" in meta:
@@ -111,84 +124,16 @@ def conditions(meta: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _machines(meta: Mapping[str, Any]) -> str | None:
-    """A sentence where the seconds were computed, or are those of another machine than that of the recording."""
-    costs = meta.get("cost_file") or {}
-    if costs.get("time_source") == "modelled":
-        label = (meta.get("cost_model") or {}).get("label") or "modelled"
-        return f"the cost model was computed, not measured: {label}"
-    known = [key for key in ("pair", "device", "dtype", "threads") if costs.get(key) and meta.get(key)]
-    other = [f"{key} {costs[key]} instead of {meta[key]}" for key in known if costs[key] != meta[key]]
-    return f"the cost model is of {', '.join(other)}, where the trace was recorded" if other else None
-
-
-def notes(evaluation: Evaluation) -> list[str]:
-    """What a reader must know beside the table: texts that differ, missing parts, phases that do not add up."""
-    found: list[str] = []
-    if evaluation.baseline is None:
-        found.append(f"plain decoding: {_number(evaluation.baseline_row()['tokens_per_second'], 1)} tokens per second")
-    if any(row["leaked_requests"] for row in evaluation.rows()):
-        found.append("LEAKED: that many of the requests were trained or tuned on, so these rows hold for no others")
-    found += evaluation.meta.get("notes", [])
-    machines = _machines(evaluation.meta)
-    if machines is not None:
-        found.append(machines)
-    held = evaluation.meta.get("drafter_memory")
-    if held:
-        found.append(f"drafts in memory at the end: {', '.join(str(DrafterMemory(**m)) for m in held)}")
-    if evaluation.ladder is not None and evaluation.ladder.tuned is None:
-        found.append("oracle fraction: n/a, there are no requests of the split 'train' apart from those evaluated")
-    same = evaluation.same_text
-    if same is None:
-        found.append("same text: not comparable (sampled by rejection, or nothing finished)")
-    elif same:
-        found.append("same text: yes, every policy emitted the same tokens for every request")
-    else:
-        differing = evaluation.text_differences()
-        first = differing[0]
-        found.append(
-            f"same text: NO, {len(differing)} runs differ from plain decoding, the first is {first['policy']} on "
-            f"{first['id']} at token {first['position']}"
-        )
-    if not evaluation.complete:
-        total = evaluation.meta["requests"] * evaluation.meta["repeats"]
-        found.append(f"INCOMPLETE: {len(evaluation.results)} of {total} requests were finished")
-    details = evaluation.details()
-    thrown = [f"{d['label']} {d['discarded']}" for d in details if d["discarded"]]
-    if thrown:
-        found.append(f"tokens discarded unjudged: {', '.join(thrown)} (in no rate, paid for in the seconds)")
-    for detail in details:
-        gap = detail["phase_gap"]
-        if gap is not None and gap > GAP:
-            found.append(f"{detail['label']}: the phase times miss the total by {100 * gap:.1f} %")
-    found += _wall(evaluation)
-    return found
-
-
-GAP = 0.05
-"""share of the time that no phase may leave unexplained without a warning"""
-
-
-def _wall(evaluation: Evaluation) -> list[str]:
-    """Do the phases and the prefill make up the wall clock? For measured time only."""
-    open_shares = {d["label"]: d["unexplained_share"] for d in evaluation.details()}
-    shares = {label: share for label, share in open_shares.items() if share is not None}
-    if not shares:
-        return []
-    low, high = (100 * (1 - end(shares.values())) for end in (max, min))
-    found = [f"time check: prefill and phases make up {low:.1f} to {high:.1f} % of each policy's wall time"]
-    return found + [
-        f"WARNING, {label}: {100 * share:.1f} % of the wall time is in no phase, more than {100 * GAP:g} %"
-        for label, share in shares.items()
-        if abs(share) > GAP
-    ]
-
-
 def result_table(rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]] | None = None) -> Table:
     """A rich table; `details` (in the order of `rows`) fill the column of phase times."""
-    fraction = _has_fraction(rows)
-    lines = [cells(row, details[i] if details else None, fraction=fraction) for i, row in enumerate(rows)]
-    return text_table(headers(fraction), lines)
+    return text_table(*_result_cells(rows, details))
+
+
+def _result_cells(
+    rows: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]] | None
+) -> tuple[list[str], list[list[str]]]:
+    more = further(rows)
+    return headers(more), [cells(row, details[i] if details else None, more=more) for i, row in enumerate(rows)]
 
 
 def text_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
@@ -202,6 +147,32 @@ def text_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
     return table
 
 
+GAP_WIDTH = 3
+"""blanks between two columns"""
+
+
+def parts_of(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], width: int
+) -> list[tuple[list[str], list[list[str]]]]:
+    """The table in parts that fit into `width` characters, the first column in front of each.
+
+    >>> [part for part, _ in parts_of(["policy", "a", "b"], [["ar", "1234", "12345678"]], 18)]
+    [['policy', 'a'], ['policy', 'b']]
+    """
+    wide = _widths(columns, lines)
+    parts: list[list[int]] = [[]]
+    for i in range(1, len(columns)):
+        if parts[-1] and wide[0] + sum(wide[j] for j in parts[-1]) + wide[i] > width:
+            parts.append([])
+        parts[-1].append(i)
+    return [([columns[i] for i in (0, *p)], [[line[i] for i in (0, *p)] for line in lines]) for p in parts]
+
+
+def _widths(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+    """Characters of each column with the gap behind it."""
+    return [max(map(len, column)) + GAP_WIDTH for column in zip(columns, *lines, strict=True)]
+
+
 def _rungs(rungs: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and lines of the ladder."""
     lines = []
@@ -213,11 +184,11 @@ def _rungs(rungs: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["ladder", "tok/s", "speed-up", FRACTION], lines
 
 
-def console_for(file: IO[str] | None = None) -> Console:
-    """A console on `file` (standard output) that does not fold tables when it is piped."""
+def console_for(file: IO[str] | None = None, at_least: int = 0) -> Console:
+    """A console on `file` (standard output) that does not fold tables of `at_least` this width when it is piped."""
     stream = file if file is not None else sys.stdout
     tty = stream.isatty()
-    return Console(file=stream, width=None if tty else PIPED_WIDTH, highlight=False, emoji=False)
+    return Console(file=stream, width=None if tty else max(PIPED_WIDTH, at_least), highlight=False, emoji=False)
 
 
 def print_evaluation(
@@ -228,9 +199,18 @@ def print_evaluation(
     With `health` a line of the health monitor per policy, with `categories` one more table for each category.
     """
     console = console_for(file)
-    console.print(result_table(evaluation.rows(), evaluation.details()))
-    for columns, lines in further_tables(evaluation):
-        console.print(text_table(columns, lines))
+
+    def show(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+        if not console.is_terminal:
+            needed = sum(_widths(columns, lines))
+            console_for(file, needed).print(text_table(columns, lines))
+            return
+        for part in parts_of(columns, lines, console.width):
+            console.print(text_table(*part))
+
+    show(*_result_cells(evaluation.rows(), evaluation.details()))
+    for table in further_tables(evaluation):
+        show(*table)
     for line in all_notes(evaluation):
         console.print(Text(line))
     if health:
@@ -239,10 +219,10 @@ def print_evaluation(
     if categories:
         for category, rows in evaluation.by_category().items():
             console.print(Text(f"\n{category or '(no category)'}"))
-            console.print(result_table(rows, evaluation.details(category)))
+            show(*_result_cells(rows, evaluation.details(category)))
         for t in evaluation.temperatures if len(evaluation.temperatures) > 1 else ():
             console.print(Text(f"\ntemperature {t:g}"))
-            console.print(result_table(evaluation.rows(temperature=t), evaluation.details(temperature=t)))
+            show(*_result_cells(evaluation.rows(temperature=t), evaluation.details(temperature=t)))
 
 
 def further_tables(evaluation: Evaluation) -> list[tuple[list[str], list[list[str]]]]:
@@ -269,10 +249,7 @@ def print_definitions(file: IO[str] | None = None) -> None:
 
 def to_markdown(evaluation: Evaluation) -> str:
     """The same tables and notes in Markdown."""
-    rows, details = evaluation.rows(), evaluation.details()
-    fraction = _has_fraction(rows)
-    lines = [cells(row, detail, fraction=fraction) for row, detail in zip(rows, details, strict=True)]
-    tables = [markdown_table(headers(fraction), lines)]
+    tables = [markdown_table(*_result_cells(evaluation.rows(), evaluation.details()))]
     tables += [markdown_table(*table) for table in further_tables(evaluation)]
     return "\n".join([*tables, "".join(f"- {note}\n" for note in all_notes(evaluation))])
 

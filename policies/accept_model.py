@@ -76,6 +76,7 @@ class AcceptModel(BasePolicy):
     """
 
     uses: ClassVar[str] = "H, E, N, L, seconds"
+    learner: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("models", "buffer", "costs", "pace", "since", "waited", "fields")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 

@@ -65,6 +65,7 @@ class AcceptStop(BaseStepPolicy):
     """
 
     uses: ClassVar[str] = "H, C, E, N, seconds"
+    learner: ClassVar[bool] = True
     needs = frozenset(
         {"target_entropy", "target_top1", "ngram_match", "step_entropy", "step_top1", "step_margin", "step_prob"}
     )

@@ -63,6 +63,7 @@ class Bandit(BasePolicy):
     """
 
     uses: ClassVar[str] = "H, seconds"
+    learner: ClassVar[bool] = True
     main_parameter: ClassVar[str | None] = "algo"
     example: ClassVar[str] = "bandit:ucb"
     learned: ClassVar[tuple[str, ...]] = ("arms", "rng")

@@ -59,6 +59,8 @@ class BasePolicy:
     example: ClassVar[str] = ""
     per_request: ClassVar[tuple[str, ...]] = ()
     learned: ClassVar[tuple[str, ...]] = ()
+    learner: ClassVar[bool] = False
+    """True for a policy that fits to rounds, online or beforehand, what an action is worth"""
     privileged: ClassVar[bool] = False
     """True for hindsight policies, which are shown apart"""
 

@@ -17,7 +17,7 @@ from assc.registry import register
 from policies.base import BasePolicy
 from policies.ridge import RidgeArms
 from policies.rng import NormalStream, seed_state
-from policies.round_costs import Costs, add_round, load_level, prices
+from policies.round_costs import Costs, add_round, load_level, price_list
 from policies.vectors import LinearFeatures
 
 SPREAD = 0.5
@@ -26,9 +26,17 @@ PACE = 0.995
 """kept of the sums behind ρ from round to round"""
 
 
+def _roots(variances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Their square roots, in place; rounding may have put one a little below 0."""
+    np.maximum(variances, 0.0, out=variances)
+    roots: NDArray[np.float64] = np.sqrt(variances, out=variances)
+    return roots
+
+
 class LinearBandit(BasePolicy):
     """What `linucb` and `lints` share: ridge regression per arm, features of the observation, choice by `scores`."""
 
+    learner: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("arms", "costs", "pace", "rng")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
@@ -71,7 +79,9 @@ class LinearBandit(BasePolicy):
         self._all = max(self._ks)
         self._drafters: list[str | None] = [None, *dict.fromkeys(a.drafter for a in actions if a.drafter is not None)]
         names = [None if a is None else a.drafter for a in self._actions]
-        self._drafter_of = np.array([self._drafters.index(n) for n in names])
+        of = np.array([self._drafters.index(n) for n in names])
+        self._of_arms = np.concatenate([2 * of, 2 * of + 1])
+        """where the price of a call of each arm's drafter, then that of a token, stands in the list of all"""
         self._places = {name: i for i, name in enumerate(self.arms.names)}
         self._seen = None
 
@@ -79,13 +89,13 @@ class LinearBandit(BasePolicy):
         level = self.level = load_level(observation.occupancy)
         self._seen = x = self.features(observation)
         c = observation.cost_ratio
-        priced = [prices(self.costs, level, d, c) for d in self._drafters]
+        priced, plain = price_list(self.costs, level, self._drafters, c)
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
-        rho = tokens / seconds if seconds > 0 else 1.0 / priced[0][0]
-        of_arms = np.array(priced).take(self._drafter_of, axis=0)
-        of_arms *= rho
-        means, variances = self.arms.estimate(x, of_arms[:, 2])
-        means -= of_arms[:, 1]  # against plain decoding, which is worth 0
+        rho = tokens / seconds if seconds > 0 else 1.0 / plain
+        of_arms = np.array([rho * price for both in priced for price in both])[self._of_arms]
+        n = len(self._ks)
+        means, variances = self.arms.estimate(x, of_arms[n:])
+        means -= of_arms[:n]  # against plain decoding, which is worth 0
         scores = means if self.frozen else self.scores(means, variances)
         if observation.k_max < self._all:
             scores = np.where(self._ks <= observation.k_max, scores, -np.inf)
@@ -153,7 +163,7 @@ class LinUcb(LinearBandit):
     uses: ClassVar[str] = "H, E, N, L, seconds"
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
-        return means + self._width * np.sqrt(np.maximum(variances, 0.0))
+        return means + self._width * _roots(variances)
 
 
 @register("lints")
@@ -179,4 +189,4 @@ class LinTs(LinearBandit):
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
         self.rng, z = self._normals.take(self.rng, len(means))
-        return means + self._width * z * np.sqrt(np.maximum(variances, 0.0))
+        return means + self._width * z * _roots(variances)

@@ -83,6 +83,7 @@ class Mdp(BasePolicy):
     """
 
     uses: ClassVar[str] = "H, E, seconds"
+    learner: ClassVar[bool] = True
     needs = frozenset({"target_entropy"})
     learned: ClassVar[tuple[str, ...]] = (
         *("reached", "passed", "entropy_moves", "position_moves", "ema_moves"),

@@ -45,6 +45,25 @@ class RidgeArms:
         """Σ xxᵀ; kept only where it is discounted"""
         self.since = 0
         """rounds since sums were discounted"""
+        self._look()
+
+    def _look(self) -> None:
+        """Views that a decision needs, made once: making one takes as long as using it."""
+        self._inverses = self.inverse.reshape(-1, self.size * self.size)
+        self._coefficients = self.solved.reshape(-1, self.size)
+        self._of_arms = [
+            (self.inverse[i], self.gains[i], self.drafted[i], self.solved[0, i], self.solved[1, i])
+            for i in range(len(self.names))
+        ]
+        self._outer = np.empty((self.size, self.size))
+        self._squares = self._outer.reshape(-1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}  # views are of the original's arrays
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._look()
 
     def extend(self, names: Sequence[str]) -> None:
         """Know these arms from now on."""
@@ -60,14 +79,13 @@ class RidgeArms:
 
     def add(self, arm: int, x: NDArray[np.float64], gain: float, drafted: float) -> None:
         """Learn one round of the arm at this place of `names`."""
-        inverse = self.inverse[arm]
-        v = inverse @ x
-        inverse -= (v / (1.0 + float(x @ v)))[:, None] * v
-        gains, drafts = self.gains[arm], self.drafted[arm]
+        inverse, gains, drafts, of_gain, of_drafted = self._of_arms[arm]
+        v = inverse.dot(x)
+        inverse -= np.multiply((v / (1.0 + float(x.dot(v))))[:, None], v, out=self._outer)
         gains += gain * x
         drafts += drafted * x
-        self.solved[0, arm] = inverse @ gains
-        self.solved[1, arm] = inverse @ drafts
+        inverse.dot(gains, out=of_gain)
+        inverse.dot(drafts, out=of_drafted)
         if self.discount < 1.0:
             self.gram[arm] += x[:, None] * x
             self.since += 1
@@ -85,17 +103,20 @@ class RidgeArms:
     def _solve(self) -> None:
         self.solved = np.empty((2, len(self.names), self.size))
         for i, inverse in enumerate(self.inverse):  # one by one, as `add` does it: the same to the last bit
-            self.solved[0, i] = inverse @ self.gains[i]
-            self.solved[1, i] = inverse @ self.drafted[i]
+            self.solved[0, i] = inverse.dot(self.gains[i])
+            self.solved[1, i] = inverse.dot(self.drafted[i])
+        self._look()
 
     def estimate(
         self, x: NDArray[np.float64], price: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean of gain − price·drafted, and xᵀA⁻¹x, of every arm at `x`; `price` is one per arm."""
-        gains, drafted = (self.solved.reshape(-1, self.size) @ x).reshape(2, -1)
+        both, n = self._coefficients.dot(x), len(self.names)
+        gains, drafted = both[:n], both[n:]
         drafted *= price
         gains -= drafted
-        return gains, self.inverse.reshape(-1, self.size * self.size) @ (x[:, None] * x).ravel()
+        np.multiply(x[:, None], x, out=self._outer)
+        return gains, self._inverses.dot(self._squares)
 
     def to_json(self) -> dict[str, Any]:
         arrays = {n: getattr(self, n).tolist() for n in ("inverse", "gains", "drafted")}

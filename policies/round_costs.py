@@ -12,6 +12,7 @@ Only ratios of what `prices` returns mean anything then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from assc.core import RoundRecord
@@ -77,17 +78,30 @@ def prices(costs: Costs, level: str, drafter: str | None, c: float) -> tuple[flo
     >>> [round(v, 2) for v in prices(costs, "16", "model", 0.1)]
     [2.0, 0.0, 0.3]
     """
+    ((call, token),), plain = price_list(costs, level, (drafter,), c)
+    return plain, call, token
+
+
+def price_list(
+    costs: Costs, level: str, drafters: Sequence[str | None], c: float
+) -> tuple[list[tuple[float, float]], float]:
+    """Seconds of a call and of each drafted token of every drafter, and those of a plain step, as `prices` says."""
     rows = costs.get(level)
     if rows is None and costs:
         rows = costs[min(costs, key=lambda known: abs(int(known) - int(level)))]
     if rows is None or rows[VERIFY][2] <= 0.0:
-        return 1.0, 0.0, 0.0 if drafter is None or is_lookup(drafter) else max(c, 0.0)
+        return [(0.0, 0.0 if d is None or is_lookup(d) else max(c, 0.0)) for d in drafters], 1.0
     n, sd, ss, sdd, sds = rows[VERIFY]
     slope = max(0.0, (sds - sd * ss / n) / (sdd - sd * sd / n + RIDGE))
     plain = max((ss - slope * sd) / n, 0.1 * ss / n)
-    if drafter is None:
-        return plain, 0.0, slope
-    calls, forwards, seconds = rows.get(drafter, (0.0, 0.0, 0.0))
-    if is_lookup(drafter) and not forwards:
-        return plain, seconds / calls if calls else 0.0, slope
-    return plain, 0.0, slope + (seconds + c * plain) / (forwards + 1.0)
+    found = []
+    for drafter in drafters:
+        if drafter is None:
+            found.append((0.0, slope))
+            continue
+        calls, forwards, seconds = rows.get(drafter, (0.0, 0.0, 0.0))
+        if not forwards and is_lookup(drafter):
+            found.append((seconds / calls if calls else 0.0, slope))
+        else:
+            found.append((0.0, slope + (seconds + c * plain) / (forwards + 1.0)))
+    return found, plain

@@ -48,6 +48,7 @@ class SpecDecPP(BaseStepPolicy):
     """
 
     uses: ClassVar[str] = "C"
+    learner: ClassVar[bool] = True
     needs = frozenset({"step_entropy", "step_top1", "step_margin", "step_prob"})
     grid: ClassVar[Grid] = {
         "least": (1, 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from typing import Any
@@ -15,6 +16,7 @@ from assc.observe import HISTORY, Featurizer
 from assc.registry import make_policy
 from policies.bandit import Bandit
 from policies.goodput import Goodput
+from policies.ridge import RidgeArms
 from policies.rng import normal, seed_state, uniform
 from policies.round_costs import prices
 
@@ -148,3 +150,58 @@ def test_history_fields_by_hand() -> None:
     )
     many = Observation(6, 3, 9, 6, 0.0, [first] * 9, 0.1)
     assert fields(many)[4:8].tolist() == [0.25] * 4
+
+
+def plain_linear(policy: Any, backend: MarkovBackend, rounds: list[dict[str, Any]], observation: Any) -> Any:
+    """The scores of `linucb` over the list of all rounds, arm by arm, and the playable actions."""
+    x = policy.features(observation)
+    tokens = seconds = 0.0
+    for r in rounds:
+        tokens, seconds = 0.995 * tokens + r["emitted"], 0.995 * seconds + r["seconds"]
+    base = prices(policy.costs, "16", None, observation.cost_ratio)[0]
+    rho = tokens / seconds if seconds else 1.0 / base
+    actions = [a for a in backend.table if a.k <= observation.k_max]
+    scores = []
+    for a in actions:
+        mine = [r for r in rounds if r["action"] == a]
+        gram = sum((np.outer(r["x"], r["x"]) for r in mine), np.eye(len(x)))
+        gain = np.linalg.solve(gram, sum((r["gain"] * r["x"] for r in mine), np.zeros(len(x)))) @ x
+        drafted = np.linalg.solve(gram, sum((r["drafted"] * r["x"] for r in mine), np.zeros(len(x)))) @ x
+        _, call, token = prices(policy.costs, "16", a.drafter, observation.cost_ratio)
+        width = 0.5 * math.sqrt(a.k + 1) * (a.k > 0) * math.sqrt(x @ np.linalg.solve(gram, x))
+        scores.append(gain - rho * (call + token * drafted) + width)
+    return actions, scores, x
+
+
+def test_linucb_decides_as_the_formulas_over_all_rounds() -> None:
+    policy = make_policy("linucb")
+    backend = MarkovBackend(k_values=[1, 2, 4, 8])
+    rounds: list[dict[str, Any]] = []
+    for request in markov_requests(8, max_new_tokens=60):
+        backend.reset(request)
+        policy.begin(backend.table)
+        while not backend.done:
+            observation = backend.observe(policy.needs)
+            actions, scores, x = plain_linear(policy, backend, rounds, observation)
+            action = policy.act(observation)
+            assert scores[actions.index(action)] >= max(scores) - 1e-9
+            record = backend.step(action)
+            policy.update(record)
+            rounds.append({"action": action, "x": x, "gain": record.emitted - 1, "drafted": record.drafted})
+            rounds[-1] |= {"emitted": record.emitted, "seconds": record.seconds}
+    assert len(rounds) > 150 and len({r["action"] for r in rounds}) == 11
+
+
+def test_a_copy_of_ridge_regressions_learns_apart() -> None:
+    """Views of the original's arrays must not travel into a copy (`reset` and `state_dict` copy)."""
+    arms = RidgeArms(2, 1.0)
+    arms.extend(["a", "b"])
+    arms.add(0, np.array([1.0, 2.0]), 3.0, 4.0)
+    before, other = json.dumps(arms.to_json()), copy.deepcopy(arms)
+    other.add(0, np.array([1.0, -1.0]), 1.0, 1.0)
+    assert json.dumps(arms.to_json()) == before != json.dumps(other.to_json())
+    x, price = np.array([0.5, 1.0]), np.array([0.1, 0.1])
+    loaded = RidgeArms(2, 1.0)
+    loaded.from_json(json.loads(json.dumps(other.to_json())))
+    assert all((a == b).all() for a, b in zip(other.estimate(x, price), loaded.estimate(x, price), strict=True))
+    assert not (arms.estimate(x, price)[0] == other.estimate(x, price)[0]).all()

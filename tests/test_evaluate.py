@@ -260,7 +260,7 @@ def test_table_reads_well_in_a_pipe_and_as_markdown() -> None:
     plain = next(line for line in lines if line.strip().startswith("ar "))
     assert plain.count("n/a") == 2  # nothing was accepted or wasted, not 0 %
     markdown = to_markdown(evaluation).split("\n\n")[0].splitlines()
-    assert len(markdown) == 4 and all(line.replace("\\|", "").count("|") == 12 for line in markdown)
+    assert len(markdown) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in markdown)
     explained = io.StringIO()
     print_definitions(explained)
     assert "speedup_ci95: 95 % interval" in explained.getvalue()

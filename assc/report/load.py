@@ -16,7 +16,7 @@ from assc.rounds_json import COLUMNS
 
 EVAL_FILE, CONFIG_FILE, LIVE_FILE, CURVES = "eval.json", "config.json", "live.json", "tb"
 """what a run directory holds"""
-NUMBERS = tuple(k for k in ROW_KEYS if k not in ("policy", "speedup_ci95", "action", "time_source"))
+NUMBERS = tuple(k for k in ROW_KEYS if k not in ("policy", "speedup_ci95", "action", "time_source", "rung"))
 
 
 def read_result(path: Path) -> Result:
@@ -73,13 +73,12 @@ class _Reader(Checked):
         numbers = {key: self.number(raw, key, f"the row of {policy!r}") for key in NUMBERS}
         for key in ("tokens", "seconds", "rounds"):
             self.needed(raw, key, f"the row of {policy!r}")
-        action, source = raw.get("action"), raw.get("time_source")
+        texts = {key: None if raw.get(key) is None else str(raw[key]) for key in ("action", "time_source", "rung")}
         values: dict[str, Any] = {
             **numbers,
             "policy": policy,
             "speedup_ci95": self.interval(raw, "speedup_ci95", where),
-            "action": None if action is None else str(action),
-            "time_source": None if source is None else str(source),
+            **texts,
         }
         return {key: values[key] for key in ROW_KEYS}
 

@@ -99,6 +99,9 @@ def row_cells(entry: Entry) -> list[str]:
         "rounds": f"{row['rounds']:.0f}",
         "time_source": row["time_source"] or "n/a",
         "action": row["action"] or "",
+        "rung": row["rung"] or "n/a",
+        "plays": "n/a" if row["plays"] is None else f"{row['plays']:.0f}",
+        "speedup_sd": "n/a" if row["speedup_sd"] is None else f"{row['speedup_sd']:.3f}",
         "leaked_requests": "n/a" if row["leaked_requests"] is None else f"{row['leaked_requests']:.0f}",
     }
     return [words[key] if key in words else percent(row[key]) for key in ROW_KEYS]
@@ -134,6 +137,7 @@ def provenance(result: Result) -> dict[str, str]:
         "models of the trace": shown(models) if trace else "",
         "cost model": shown({k: v for k, v in costs.items() if v not in ("", 0, None, {})}) if costs else "",
         "requests": f"{shown(meta.get('requests'))} × {shown(meta.get('repeats'))} repeats",
+        "seeds of the policies": shown(meta["policy_seeds"]) if meta.get("policy_seeds") else "",
         "categories": shown(meta.get("categories")),
         "budget": f"{shown(meta.get('max_new_tokens'))} tokens",
         "temperature": shown(meta.get("temperature")),
