@@ -2,25 +2,22 @@
 
 Verification is measured with a probe that drafts what the target is known to say (all accepted) or its opposite (all
 rejected), so every shape is met whatever the real drafters are good for; each real drafter is then measured for its
-own phase, warm, after rollbacks, and cold over a whole prompt. Coefficients are non-negative, fitted to relative
-errors, with outliers left out. Where the linear target cost misses a width of the verified block by more than
-`CURVE_BAR`, a curve through the measured widths takes its place (`CostModel.target_curve`).
+own phase, warm, after rollbacks, and cold over a whole prompt. `assc.cost_fit` makes the model of these rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import nnls  # type: ignore[attr-defined]
 
 from assc.batch import Batch
-from assc.core import ROLLBACK, Action, Mode, Request, RoundRecord
-from assc.costs import TILE, CostModel, DrafterCost
+from assc.core import ROLLBACK, Action, Mode, Request
+from assc.cost_fit import Calibration, Sample, fit_samples
+from assc.costs import CostModel
 from assc.drafters.base import Drafter, Proposal
 from assc.engine import Engine
 from assc.live import LiveBackend
@@ -34,28 +31,6 @@ ROUNDS = 3
 K_VALUES: tuple[int, ...] = (0, 1, 2, 4, 8, 12, 15, 16)
 """of the probe; the real drafters' costs are lines, for which `DRAFT_K` are enough"""
 DRAFT_K = frozenset({1, 2, 4, 8, 16})
-CURVE_BAR = 0.01
-"""relative error of the linear target cost at some width above which the curve is used"""
-CURVE_SAMPLES = 4
-"""samples that a width needs to be a knot of the curve"""
-OUTLIER = 4.0
-"""samples further than this many median deviations from the fit are left out"""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One measured round and the length of its buffers."""
-
-    record: RoundRecord
-    slots: int
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A fitted model and, per quantity, the relative root mean square of what it does not explain."""
-
-    model: CostModel
-    residuals: Mapping[str, float]
 
 
 class Probe(Drafter):
@@ -161,7 +136,7 @@ class Measuring:
 
     def fit(self) -> Calibration:
         """The model of everything measured so far."""
-        found = _fit(self.samples, list(self.engine.drafters), self._probe.name)
+        found = fit_samples(self.samples, list(self.engine.drafters))
         if self.engine.pool.unload_after is None:
             return found
         costs = {name: replace(cost, per_load=self._load_seconds(name)) for name, cost in found.model.drafters.items()}
@@ -216,87 +191,3 @@ def _episode(
         backend.observe()
         samples.append(Sample(backend.step(action.clipped(left - 1)), slots))
     return samples
-
-
-def _fit(samples: Sequence[Sample], drafters: Sequence[str], probe: str) -> Calibration:
-    records = [s.record for s in samples]
-    target, residuals = _target(samples)
-    costs: dict[str, DrafterCost] = {}
-    for name in drafters:
-        own = [r for r in records if r.action.drafter == name]
-        costs[name], residuals[name] = _drafter(own)
-    model = replace(
-        target,
-        drafters=costs,
-        overhead=float(np.median([r.other_seconds for r in records])),
-        label="fitted to measured rounds on this machine",
-        static_kv=True,
-        kv_reference=int(np.median([s.slots for s in samples])),
-    )
-    return Calibration(model, residuals)
-
-
-def _target(samples: Sequence[Sample]) -> tuple[CostModel, dict[str, float]]:
-    """The target's coefficients: the line with its tiles, and the curve through the widths if the line will not do."""
-    seconds = np.array([s.record.verify_seconds for s in samples])
-    width = np.array([s.record.drafted + 1.0 for s in samples])
-    slots = np.array([s.slots for s in samples], np.float64)
-    rest = [np.array([s.record.emitted for s in samples], np.float64)]
-    rest += [slots] if len(set(slots.tolist())) > 1 else []
-    line = [np.ones(len(samples)), width, (width - 1) // TILE]
-    (fixed, per_token, per_tile, per_emitted, *per_slot), errors, kept = _relative_nnls([*line, *rest], seconds)
-    model = CostModel(
-        target_fixed=max(fixed, 1e-9),
-        target_per_token=per_token,
-        target_per_tile=per_tile,
-        target_per_kv=per_slot[0] if per_slot else 0.0,
-        per_emitted=per_emitted,
-    )
-    residuals = {"verify": _rms(errors[kept])}
-    knots = [w for w in sorted(set(width.tolist())) if (width == w).sum() >= CURVE_SAMPLES]
-    missed = max((abs(float(np.median(errors[width == w]))) for w in knots), default=0.0)
-    if missed <= CURVE_BAR or len(knots) < 3:
-        return model, residuals
-    hats = [np.interp(width, knots, np.arange(len(knots)) == i) for i in range(len(knots))]
-    coefficients, errors, kept = _relative_nnls([*hats, *rest], seconds)
-    at, (per_emitted, *per_slot) = coefficients[: len(knots)], coefficients[len(knots) :]
-    curve = tuple((int(w), value - model.forward(w)) for w, value in zip(knots, at, strict=True))
-    model = replace(model, target_curve=curve, per_emitted=per_emitted, target_per_kv=per_slot[0] if per_slot else 0.0)
-    return model, {"verify": _rms(errors[kept]), "verify, a line instead": residuals["verify"]}
-
-
-def _drafter(records: Sequence[RoundRecord]) -> tuple[DrafterCost, float]:
-    """Costs of one drafter's phase; catching a token up is never dearer than a step."""
-    seconds = np.array([r.draft_seconds for r in records])
-    steps = np.array([r.draft_steps for r in records], np.float64)
-    if not len(records):
-        return DrafterCost(0.0), 0.0
-    if not steps.any():
-        call = float(np.median(seconds))
-        return DrafterCost(0.0, per_call=call), float(np.median(np.abs(seconds / max(call, 1e-12) - 1.0)))
-    catch_up = np.array([r.catch_up for r in records], np.float64)
-    used = seconds > 0
-    design = [part[used] for part in (np.ones(len(records)), steps, catch_up)]
-    (call, step, caught), errors, kept = _relative_nnls(design, seconds[used])
-    return DrafterCost(step, per_catch_up=min(caught, step + call), per_call=call), _rms(errors[kept])
-
-
-def _rms(errors: NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.mean(errors**2)))
-
-
-def _relative_nnls(
-    columns: Sequence[NDArray[np.float64]], seconds: NDArray[np.float64]
-) -> tuple[list[float], NDArray[np.float64], NDArray[np.bool_]]:
-    """Non-negative coefficients that minimise relative errors, the errors, and which samples are no outliers."""
-    design = np.stack(columns, axis=1)
-    keep = np.ones(len(seconds), bool)
-    errors = np.zeros(len(seconds))
-    coefficients = np.zeros(design.shape[1])
-    for _ in range(2):
-        weights = 1.0 / np.maximum(seconds[keep], 1e-12)
-        coefficients = nnls(design[keep] * weights[:, None], np.ones(int(keep.sum())))[0]
-        errors = design @ coefficients / np.maximum(seconds, 1e-12) - 1.0
-        spread = np.median(np.abs(errors[keep] - np.median(errors[keep])))
-        keep = np.abs(errors - np.median(errors[keep])) <= OUTLIER * max(spread, 1e-6)
-    return [float(c) for c in coefficients], errors, keep

@@ -12,28 +12,23 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from assc.cli import parse, run_cli
+from assc.cli import NOTHING_KEPT, on_ctrl_c, parse, run_cli
 from assc.core import Mode, Request
 from assc.cost_check import CheckRow, check_table, fit_and_check
 from assc.costs_io import CostFile, write_costs
 from assc.errors import RequestError
 from assc.files import check_writable
 from assc.groups import check_chunks, check_k_max
+from assc.pair_options import PairOptions, load_chosen
 
 if TYPE_CHECKING:
     from assc.pairs import LoadedPair
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(PairOptions):
     """Options of `python -m assc calibrate`."""
 
-    pair: str = "smollm2"
-    """model pair; `python -m assc doctor` lists them"""
-    target: str | None = None
-    """target model instead of the pair's"""
-    draft: tuple[str, ...] = ()
-    """drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the drafter"""
     k_max: int = 16
     """largest K measured"""
     mode: Mode = "greedy"
@@ -61,12 +56,6 @@ class Config:
     """cpu: processor time of this process instead of the wall clock, for --threads 1 on a CPU that others use too"""
     workload: str = "mixed"
     """where the check's prompts come from"""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
-    dtype: str = "auto"
-    """auto, bfloat16, float16, float32 or float64"""
-    threads: int | None = None
-    """torch threads; default: torch's own choice"""
 
 
 def _check(config: Config) -> None:
@@ -89,18 +78,10 @@ def calibrate_pair(config: Config) -> int:
     from assc.calibrate import Measuring
     from assc.live import LiveBackend
     from assc.loading import build_engine
-    from assc.pairs import load_pair
     from assc.timing import CLOCKS
 
     _check(config)
-    pair = load_pair(
-        config.pair,
-        target=config.target,
-        draft=config.draft,
-        device=config.device,
-        dtype=config.dtype,
-        threads=config.threads,
-    )
+    pair = load_chosen(config)
     engine = build_engine(pair, k_max=config.k_max, chunks=config.chunks)
     clock = CLOCKS[config.clock]
     if config.clock == "cpu" and (pair.device.type != "cpu" or torch.get_num_threads() != 1):
@@ -168,6 +149,9 @@ def describe(file: CostFile) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; 1 when the check fails, 2 and one sentence for a mistake of the user."""
     description = "Fit the cost model of a pair on this machine."
-    return run_cli(
-        lambda: calibrate_pair(parse(Config, argv, prog="python -m assc calibrate", description=description))
-    )
+
+    def work() -> int:
+        with on_ctrl_c(NOTHING_KEPT):
+            return calibrate_pair(parse(Config, argv, prog="python -m assc calibrate", description=description))
+
+    return run_cli(work)

@@ -43,8 +43,8 @@ def run_cli(main: Callable[[], int | None]) -> int:
     except AsscError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader, for example `head`, has seen enough; Python would complain while closing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,6 +60,18 @@ def run_cli(main: Callable[[], int | None]) -> int:
             return stop.code or 0
         print(stop.code, file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def on_ctrl_c(said: str) -> Iterator[None]:
+    """Work that ends with this sentence after Ctrl-C: what is kept of it, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(said) from None
+
+
+NOTHING_KEPT = "stopped before the end: nothing was written"
 
 
 def parse(config: type[T], argv: Sequence[str] | None = None, *, prog: str, description: str) -> T:

@@ -16,7 +16,8 @@ from assc.run import run_request
 from assc.tuning import static_spec
 
 if TYPE_CHECKING:
-    from assc.calibrate import Calibration, Measuring
+    from assc.calibrate import Measuring
+    from assc.cost_fit import Calibration
     from assc.live import LiveBackend
 
 CHECK_K: tuple[int, ...] = (0, 2, 4, 8)

@@ -9,28 +9,23 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from assc.cli import parse, run_cli
+from assc.cli import NOTHING_KEPT, on_ctrl_c, parse, run_cli
 from assc.core import Mode
 from assc.drafts_report import Report
 from assc.errors import RequestError, WorkloadError
 from assc.files import check_writable, write_json
 from assc.groups import check_k_max
+from assc.pair_options import PairOptions, load_chosen
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, only_categories, select
 
 FIXED_K = 4
 """acceptance is measured at it besides K = 1, unless K_max or the budget is smaller"""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(PairOptions):
     """Options of `python -m assc drafts`."""
 
-    pair: str = "smollm2"
-    """model pair; `python -m assc doctor` lists them"""
-    target: str | None = None
-    """target model instead of the pair's: directory, .gguf file or hub id"""
-    draft: tuple[str, ...] = ()
-    """drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the drafter"""
     workload: str = "mixed"
     """mixed, or the path of a JSONL file; only its held-out prompts are decoded"""
     categories: tuple[str, ...] = ()
@@ -47,12 +42,6 @@ class Config:
     """fixed K at which acceptance is measured besides K=1; default: 4, or what K_max and the budget allow"""
     k_max: int = 16
     """largest K compared"""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
-    dtype: str = "auto"
-    """auto, bfloat16, float16, float32 or float64"""
-    threads: int | None = None
-    """torch threads; default: torch's own choice"""
     seed: int = 0
     """chooses prompts, orders, sampled texts and resamples"""
     json: Path | None = None
@@ -107,17 +96,9 @@ def report(config: Config) -> Report:
     prompts, digest = _prompts(config)
     # torch and transformers take seconds to import: a typing mistake should be told before
     from assc.drafts_measure import make_backend, measure
-    from assc.pairs import load_pair
 
     _say(f"loading the pair {config.pair if config.target is None else config.target} and calibrating its costs ...")
-    pair = load_pair(
-        config.pair,
-        target=config.target,
-        draft=config.draft,
-        device=config.device,
-        dtype=config.dtype,
-        threads=config.threads,
-    )
+    pair = load_chosen(config)
     requests = make_requests(
         prompts,
         pair.encode,
@@ -140,7 +121,8 @@ def report(config: Config) -> Report:
 
 def run(config: Config) -> int:
     """Make the report, write it, print it; 0 whatever the verdicts."""
-    found = report(config)
+    with on_ctrl_c(NOTHING_KEPT):
+        found = report(config)
     if config.json is not None:
         write_json(config.json, found.to_json())
     print(found.to_text())

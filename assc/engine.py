@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from assc.admission import admit
 from assc.batch import Batch, Row
 from assc.core import Action, Request
 from assc.drafters.base import Confidence, Drafter, Proposal
+from assc.drafters.merge import merge
 from assc.drafters.pool import DrafterPool
 from assc.errors import RequestError
-from assc.groups import check_chunks, check_k_max, group_columns, judged
+from assc.groups import check_chunks, check_k_max, judged
 from assc.kv import ModelRunner, bucket_length
-from assc.sampling import LogitsChain, Noise, SamplingParams
 from assc.steps import Decision
-from assc.stopping import Stopper, StoppingCriterion
 from assc.timing import PhaseTimer
-from assc.verify import VerifyContext, verify
+from assc.verification import Verdict, Verification
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,6 @@ class RowOutcome:
     """columns of each target forward, empty where verification is not chunked"""
     discarded: int = 0
     """drafted tokens that the target never judged: of a draft rolled back, or of groups that had no turn"""
-
-
-@dataclass
-class _Verdict:
-    """What verification found for one row: the accepted run and its successor, and the logits [tokens or more, V]."""
-
-    tokens: list[int]
-    logits: Tensor
-    groups: tuple[int, ...] = ()
 
 
 Steps = Generator[Mapping[int, Confidence | None], Mapping[int, Decision], list[RowOutcome]]
@@ -97,7 +86,7 @@ class Engine:
     @torch.inference_mode()
     def start(self, requests: Sequence[Request], extras: Mapping[str, Any] | None = None) -> Batch:
         """Check the requests, allocate buffers, prefill all but the last prompt token of each row."""
-        rows = [self._row(request, dict(extras or {})) for request in requests]
+        rows = [self._admit(request, extras or {}) for request in requests]
         length = bucket_length(max(row.prompt_length + row.budget for row in rows))
         ids = torch.zeros(len(rows), length, dtype=torch.long)
         for b, row in enumerate(rows):
@@ -121,49 +110,10 @@ class Engine:
 
     def check_request(self, request: Request, extras: Mapping[str, Any] | None = None) -> None:
         """Raise `RequestError` if `start` would refuse the request."""
-        self._row(request, dict(extras or {}))
+        self._admit(request, extras or {})
 
-    def _row(self, request: Request, extras: dict[str, Any]) -> Row:
-        if not request.prompt_ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        _check_integer("max_new_tokens", request.max_new_tokens, 1)
-        _check_integer("seed", request.seed)  # the lowest 64 bits count
-        vocab = self.target.vocab_size
-        if not all(0 <= t < vocab for t in request.prompt_ids):
-            raise RequestError(f"the prompt holds token ids outside the target's vocabulary 0..{vocab - 1}")
-        room = request.max_new_tokens
-        if self.target.max_positions is not None:
-            room = self.target.max_positions - len(request.prompt_ids)
-            if room < 1:
-                raise RequestError(
-                    f"the prompt has {len(request.prompt_ids)} tokens, the target takes at most "
-                    f"{self.target.max_positions - 1}"
-                )
-        eos_ids = extras.pop("eos_ids", None)
-        eos_ids = self.eos_ids if eos_ids is None else eos_ids
-        criteria: Sequence[StoppingCriterion] = extras.pop("criteria", ())
-        stop: Sequence[str] = extras.pop("stop", ())
-        want_logprobs = extras.pop("logprobs", False)
-        params = _params(dict(request.sampling))
-        if not all(0 <= t < vocab for t in params.logit_bias):
-            raise RequestError(f"logit_bias names token ids outside the target's vocabulary 0..{vocab - 1}")
-        chain = LogitsChain.build(
-            params, prompt_length=len(request.prompt_ids), eos_ids=eos_ids, device=self.target.device
-        )
-        return Row(
-            request=request,
-            params=params,
-            chain=chain,
-            draft_chain=chain.for_draft(),
-            noise=None if params.greedy else Noise(request.seed, vocab, self.device),
-            stopper=Stopper(eos_ids=eos_ids, stop=stop, criteria=criteria, tokenizer=self.tokenizer),
-            tokens=list(request.prompt_ids),
-            prompt_length=len(request.prompt_ids),
-            budget=min(request.max_new_tokens, room),
-            vocab_size=vocab,
-            cut_by_context=room < request.max_new_tokens,
-            logprobs=[] if want_logprobs else None,
-        )
+    def _admit(self, request: Request, extras: Mapping[str, Any]) -> Row:
+        return admit(request, extras, target=self.target, eos_ids=self.eos_ids, tokenizer=self.tokenizer)
 
     def check(self, action: Action) -> None:
         """Raise `RequestError` for an action that this engine cannot play."""
@@ -181,7 +131,7 @@ class Engine:
         asked = self._asked(batch, actions)
         with timer.phase("draft"):
             parts = {name: self.pool.awake(name).propose(batch, ks) for name, ks in asked.items()}
-            proposal = self._merged(batch, actions, asked, parts, frozenset())
+            proposal = merge(batch, self.drafters, actions, asked, parts, frozenset())
         return self._finish(batch, proposal, timer)
 
     @torch.inference_mode()
@@ -208,7 +158,7 @@ class Engine:
                 rolled |= {b for b, decision in decisions.items() if decision is Decision.ROLLBACK}
                 answer = [b for b, decision in decisions.items() if decision is not Decision.CONTINUE]
         with timer.phase("draft"):
-            proposal = self._merged(batch, actions, asked, parts, rolled)
+            proposal = merge(batch, self.drafters, actions, asked, parts, rolled)
         return self._finish(batch, proposal, timer)
 
     def _asked(self, batch: Batch, actions: Sequence[Action]) -> dict[str, list[int]]:
@@ -225,7 +175,7 @@ class Engine:
 
     def _finish(self, batch: Batch, proposal: Proposal, timer: PhaseTimer) -> list[RowOutcome]:
         with timer.phase("verify"):
-            verdicts = self._verify(batch, proposal) if self.chunks == 1 else self._verify_groups(batch, proposal)
+            verdicts = self._verify(batch, proposal)
         outcomes = []
         for b, row in enumerate(batch.rows):
             verdict = verdicts[b]
@@ -238,119 +188,13 @@ class Engine:
                 self.pool.round_over()
         return outcomes
 
-    def _merged(
-        self,
-        batch: Batch,
-        actions: Sequence[Action],
-        asked: Mapping[str, Sequence[int]],
-        parts: Mapping[str, Proposal],
-        rolled: Collection[int],
-    ) -> Proposal:
-        """The drafters' proposals side by side; what the rows of `rolled` drafted is left out."""
-        width = max([1, *(k for ks in asked.values() for k in ks)])
-        merged = Proposal(batch.ids.new_zeros(batch.size, width), [0] * batch.size, None, [], [])
-        lengths, steps, catch_up = [0] * batch.size, [0] * batch.size, [0] * batch.size
-        discarded = [0] * batch.size
-        for name, own in asked.items():
-            part = parts[name]
-            for b in (b for b, k in enumerate(own) if k):
-                n = part.lengths[b]
-                if n > own[b]:
-                    raise RuntimeError(f"drafter {name!r} proposed {n} tokens where at most {own[b]} were asked for")
-                steps[b], catch_up[b] = (part.steps[b], part.catch_up[b]) if part.steps else (0, 0)
-                if b in rolled:
-                    discarded[b] = n
-                    continue
-                lengths[b] = n
-                merged.tokens[b, :n] = part.tokens[b, :n]
-                if part.q is not None:
-                    if merged.q is None:
-                        merged.q = part.q.new_zeros(batch.size, width, part.q.shape[2])
-                    merged.q[b, :n] = part.q[b, :n]
-        one_hot = [a.drafter is not None and not self.drafters[a.drafter].gives_q for a in actions]
-        return Proposal(merged.tokens, lengths, merged.q, steps, catch_up, one_hot, discarded)
+    def _verify(self, batch: Batch, proposal: Proposal) -> list[Verdict | None]:
+        verification = Verification(self.target, batch, proposal, self.lazy_verify)
+        if self.chunks == 1:
+            return verification.at_once(self.k_max if self.fixed_width else None)
+        return verification.in_groups(self.chunks, -(-self.k_max // self.chunks) + 1 if self.fixed_width else None)
 
-    def _verify(self, batch: Batch, proposal: Proposal) -> list[_Verdict | None]:
-        """One target forward over [last committed token, drafted tokens] of every row; None for finished rows."""
-        width = self.k_max if self.fixed_width else max(proposal.lengths)
-        self._write_drafts(batch, proposal, width)
-        logits = self._score(batch, [row.length - 1 for row in batch.rows], width + 1)
-        verdicts = [
-            self._judge(batch, b, logits[b], proposal, 0, proposal.lengths[b] + 1) if not row.finish else None
-            for b, row in enumerate(batch.rows)
-        ]
-        # the round's synchronisation
-        return [None if v is None else _Verdict(_to_host(*v), logits[b]) for b, v in enumerate(verdicts)]
-
-    def _verify_groups(self, batch: Batch, proposal: Proposal) -> list[_Verdict | None]:
-        """The same group by group (`assc.groups`): rows that are decided sit the other groups out."""
-        self._write_drafts(batch, proposal, max(proposal.lengths))
-        plans = [group_columns(k, self.chunks) for k in proposal.lengths]
-        going = [b for b, row in enumerate(batch.rows) if not row.finish]
-        verdicts: list[_Verdict | None] = [None if row.finish else _Verdict([], _NOTHING) for row in batch.rows]
-        parts: list[list[Tensor]] = [[] for _ in batch.rows]
-        group, junk = 0, batch.kv.length - 1
-        while going:
-            fed = [sum(plan[:group]) for plan in plans]
-            width = max(plans[b][group] for b in going)
-            if self.fixed_width:
-                width = -(-self.k_max // self.chunks) + 1
-            starts = [row.length - 1 + fed[b] if b in going else junk for b, row in enumerate(batch.rows)]
-            logits = self._score(batch, starts, width)
-            found = {b: self._judge(batch, b, logits[b], proposal, fed[b], plans[b][group]) for b in going}
-            for b, (accepted, tokens) in found.items():
-                verdict, columns = verdicts[b], plans[b][group]
-                assert verdict is not None
-                new = _to_host(accepted, tokens)
-                parts[b].append(logits[b, :columns])
-                verdict.groups = plans[b][: group + 1]
-                last = group + 1 == len(plans[b])
-                # another group has its turn only if this one accepted all of its tokens and none of them ends the text
-                ended = any(t in batch.rows[b].stopper.eos_ids for t in new[:columns])
-                if not last and not ended and int(accepted) == columns:
-                    verdict.tokens += new[:columns]
-                else:
-                    verdict.tokens += new
-                    going = [other for other in going if other != b]
-            group += 1
-        for verdict, part in zip(verdicts, parts, strict=True):
-            if verdict is not None:
-                verdict.logits = part[0] if len(part) == 1 else torch.cat(part)
-        return verdicts
-
-    def _write_drafts(self, batch: Batch, proposal: Proposal, width: int) -> None:
-        """Put `width` drafted tokens behind the committed ones of every row."""
-        if width:
-            drafted = torch.nn.functional.pad(proposal.tokens, (0, max(0, width - proposal.tokens.shape[1])))[:, :width]
-            batch.ids.scatter_(1, batch.positions([row.length for row in batch.rows], width), drafted)
-
-    def _score(self, batch: Batch, starts: Sequence[int], columns: int) -> Tensor:
-        """One target forward over `columns` tokens from each row's start; logits [B, columns, V]."""
-        ids, positions = batch.slices(starts, columns)
-        logits = self.target.forward(batch.kv, ids, positions, hidden=self._hidden)
-        if self._hidden:
-            batch.keep_hidden(positions, self.target.last_hidden)
-        return logits
-
-    def _judge(
-        self, batch: Batch, b: int, logits: Tensor, proposal: Proposal, first: int, columns: int
-    ) -> tuple[int | Tensor, Tensor]:
-        """Judge the drafted tokens from `first` on by the first `columns` rows of `logits`."""
-        row = batch.rows[b]
-        part = slice(first, min(first + columns, proposal.lengths[b]))
-        context = VerifyContext(
-            row.params,
-            row.chain,
-            row.noise,
-            batch.ids[b : b + 1],
-            row.length + first,
-            row.rounds,
-            row.stopper.eos_ids,
-        )
-        q = None if proposal.q is None or proposal.one_hot[b] else proposal.q[b, part]
-        return verify(context, logits[:columns], proposal.tokens[b, part], q, lazy=self.lazy_verify)
-
-    def _commit(self, batch: Batch, b: int, verdict: _Verdict, proposal: Proposal) -> RowOutcome:
+    def _commit(self, batch: Batch, b: int, verdict: Verdict, proposal: Proposal) -> RowOutcome:
         """Append the accepted run and its successor up to the first stop."""
         tokens, logits, groups = verdict.tokens, verdict.logits, verdict.groups
         row, start = batch.rows[b], batch.rows[b].length
@@ -400,33 +244,3 @@ class Engine:
         self._serve(batch)
         found = [m for d in self.drafters.values() if (m := d.match_length(batch, row)) is not None]
         return max(found) if found else None
-
-
-_NOTHING = torch.empty(0)
-
-
-def _check_integer(name: str, value: Any, least: int | None = None) -> None:
-    """`RequestError` for what is no integer, or below `least`."""
-    allowed = "an integer" if least is None else f"an integer of {least} or more"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise RequestError(f"{name} is {value!r}, allowed is {allowed}") from None
-    if isinstance(value, bool) or (least is not None and number < least):
-        raise RequestError(f"{name} is {value!r}, allowed is {allowed}")
-
-
-def _params(sampling: dict[str, Any]) -> SamplingParams:
-    try:
-        return SamplingParams(**sampling)
-    except TypeError:
-        known = ", ".join(SamplingParams.__dataclass_fields__)
-        raise RequestError(f"unknown sampling option among {sorted(sampling)}; known options: {known}") from None
-
-
-def _to_host(accepted: int | Tensor, tokens: Tensor) -> list[int]:
-    """The accepted run and the token behind it, as ints."""
-    if isinstance(accepted, int):
-        return [int(t) for t in tokens[: accepted + 1].tolist()]
-    count, *values = torch.cat([accepted.reshape(1), tokens]).tolist()
-    return [int(t) for t in values[: int(count) + 1]]

@@ -16,6 +16,7 @@ from assc.eval_job import ORACLE, Job, complete, guarded, listed_policies, remar
 from assc.evaluate import check_requests
 from assc.leakage import Leak, TrainedOn, draft_leaks
 from assc.manifest import packaged_workload
+from assc.pair_options import load_chosen
 from assc.registry import make_policy
 from assc.rule_tuning import is_tuned_rule
 from assc.tuning import TUNE_REQUESTS, static_spec, tune_static
@@ -57,18 +58,11 @@ def live_job(config: Config) -> Job:
     # torch and transformers take seconds to import: a typing mistake should be told before
     from assc.device import machine
     from assc.live import LiveBackend
-    from assc.pairs import draft_data, load_pair, named_drafts
+    from assc.pairs import draft_data, named_drafts
 
     calibrating = " and calibrating its costs" if costs is None else ""
     say(f"loading the pair {options.target or options.pair}{calibrating} ...")
-    pair = load_pair(
-        options.pair,
-        target=options.target,
-        draft=options.draft,
-        device=options.device,
-        dtype=options.dtype,
-        threads=options.threads,
-    )
+    pair = load_chosen(options)
     temperature = default_temperature(options.mode) if options.temperature is None else options.temperature
     backend = LiveBackend.from_pair(
         pair,

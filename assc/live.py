@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from assc.actions import DEFAULT_K_VALUES, ActionTable
 from assc.batch import Batch
@@ -18,40 +16,21 @@ from assc.device import peak_bytes, restart_peak
 from assc.drafters.base import Confidence, codes_of
 from assc.drafters.memory import DrafterMemory
 from assc.drafters.model import confidence
-from assc.engine import Engine, RowOutcome, Steps
+from assc.engine import Engine, RowOutcome
 from assc.errors import RequestError
-from assc.steps import STEP_FIELDS, Decision, StepObservation, observe_step
+from assc.live_round import LiveRound
+from assc.needs import DRAFT_FIELDS, STEP_NEEDS, TARGET_FIELDS
+from assc.open_round import OneRound
+from assc.steps import Decision, StepObservation
 from assc.timing import Clock, PhaseTimer
 
 if TYPE_CHECKING:
     from assc.pairs import LoadedPair
 
 TimeSource = Literal["measured", "modelled"]
-_DRAFT = frozenset({"draft_entropy", "draft_top1", "draft_margin"})
-_TARGET = frozenset({"target_entropy", "target_top1"})
 
 
-_STEP = frozenset(STEP_FIELDS)
-
-
-@dataclass
-class _Round:
-    """A round under way: where it began, and in a round token by token how far it is."""
-
-    action: Action
-    position: int
-    length: int
-    drafts: bool
-    """whether the budget lets it draft at all"""
-    peek: tuple[str, int, int] | None
-    """drafter, forwards and tokens caught up of the peek before it"""
-    decision: Observation | None = None
-    steps: Steps | None = None
-    shown: StepObservation | None = None
-    outcome: RowOutcome | None = None
-
-
-class LiveBackend:
+class LiveBackend(OneRound[LiveRound]):
     """Plays rounds on real models.
 
     `time_source` "measured" reports the clock, "modelled" prices each round with `cost_model`, which makes rewards
@@ -92,7 +71,7 @@ class LiveBackend:
         self._observing = 0.0
         self._target_confidence: Confidence | None = None
         self._decision: Observation | None = None
-        self._round: _Round | None = None
+        self._round = None
         self.prefill_seconds = 0.0
 
     @classmethod
@@ -118,15 +97,9 @@ class LiveBackend:
         from assc.loading import build_engine
 
         engine = build_engine(pair, k_max=k_max, chunks=chunks, unload_after=unload_after)
-        label = {
-            "pair": pair.name,
-            "device": str(pair.device),
-            "dtype": str(pair.dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
-        }
         heat = default_temperature(mode) if temperature is None else temperature
         model = cost_model if cost_model is not None else calibrate(engine, mode=mode, temperature=heat)
-        return cls(engine, mode=mode, cost_model=model, time_source=time_source, k_values=k_values, label=label)
+        return cls(engine, mode=mode, cost_model=model, time_source=time_source, k_values=k_values, label=pair.label())
 
     def memory(self) -> tuple[DrafterMemory, ...]:
         """Bytes of each drafter after the last round."""
@@ -201,18 +174,15 @@ class LiveBackend:
 
     def observe(self, needs: frozenset[str] = frozenset()) -> Observation:
         start = self._clock()
+        self._idle()
         batch, engine = self.batch, self.engine
-        if self.done:
-            raise RuntimeError("the request has ended; call reset(request)")
-        if self._round is not None:
-            raise RuntimeError("a round is open; call close_round() first")
         row = batch.rows[0]
         self._needs = needs
-        if needs & _DRAFT and not self._peeked:
+        if needs & DRAFT_FIELDS and not self._peeked:
             with self._timer.phase("draft"):
                 self._peeked = engine.peek(batch, [0])
         draft = self._peeked.get(0)
-        target = self._confidence_of_target() if needs & _TARGET else None
+        target = self._confidence_of_target() if needs & TARGET_FIELDS else None
         observation = Observation(
             position=row.new_tokens,
             prompt_length=row.prompt_length,
@@ -262,16 +232,14 @@ class LiveBackend:
 
     def decide(self, decision: Decision) -> StepObservation | None:
         """What to do after the token shown last; the next one, or None when drafting is over."""
-        if self._round is None or self._round.shown is None or self._round.outcome is not None:
-            raise RuntimeError("no drafted token waits for a decision; call open_round(action)")
+        self._waiting()
         return self._advance(Decision(decision))
 
     def close_round(self, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
         """The record of the round that `open_round` began. Raises `RuntimeError` while a token waits for a decision."""
-        round_ = self._round
-        if round_ is None or round_.outcome is None:
-            raise RuntimeError("no round is open, or a drafted token waits for its decision")
-        self._round, shown, action = None, round_.shown, round_.action
+        round_ = self._ended()
+        shown, action = round_.shown, round_.action
+        assert round_.outcome is not None
         if shown is not None:
             action = Action(shown.drafter, shown.drafted)
         return self._close(round_, action, round_.outcome, self._clock(), policy_seconds, reasons)
@@ -286,32 +254,20 @@ class LiveBackend:
             except StopIteration as done:
                 round_.outcome = done.value[0]
         if round_.outcome is None:
-            before, action = round_.shown, round_.action
-            assert action.drafter is not None
-            told = seen[0] if self._needs & _STEP else None
-            step = round_.shown = observe_step(
-                round_.decision,
-                action.drafter,
-                min(action.k, self.batch.rows[0].k_limit),
-                1 if before is None else before.drafted + 1,
-                None if told is None else codes_of(told),
-                before,
-            )
+            told = seen[0] if self._needs & STEP_NEEDS else None
+            step = round_.show(self.batch.rows[0].k_limit, None if told is None else codes_of(told))
         self._observing += self._clock() - start
         return step
 
     # -- what both share -----------------------------------------------------------------------------------------
 
-    def _begin_round(self, action: Action) -> _Round:
-        if self.done:
-            raise RuntimeError("the request has ended; call reset(request)")
-        if self._round is not None:
-            raise RuntimeError("a round is open; call close_round() first")
+    def _begin_round(self, action: Action) -> LiveRound:
+        self._idle()
         self.engine.check(action)
         row = self.batch.rows[0]
         peeker = self.engine.peeker if self._peeked else None
         peek = (peeker.name, *peeker.work(0)) if peeker is not None else None
-        return _Round(action, row.new_tokens, row.length, min(action.k, row.k_limit) > 0, peek)
+        return LiveRound(action, row.new_tokens, row.length, min(action.k, row.k_limit) > 0, peek)
 
     @contextmanager
     def _whole_or_over(self) -> Iterator[None]:
@@ -323,7 +279,7 @@ class LiveBackend:
 
     def _close(
         self,
-        round_: _Round,
+        round_: LiveRound,
         action: Action,
         outcome: RowOutcome,
         start: float,
@@ -334,13 +290,10 @@ class LiveBackend:
         batch, row = self.batch, self.batch.rows[0]
         phases, loads = self._timer.read(), self.engine.pool.take_loads()
         self._target_confidence = None
-        target = self._confidence_of_target() if self._needs & _TARGET else None
+        target = self._confidence_of_target() if self._needs & TARGET_FIELDS else None
         wall = self._observing + self._timer.now() - start + policy_seconds
         draft, verify = phases.get("draft", 0.0), phases.get("verify", 0.0)
-        drafter = action.drafter if round_.drafts else None
-        work = [(drafter, outcome.draft_steps, outcome.catch_up)] if drafter is not None else []
-        if round_.peek is not None and drafter != round_.peek[0]:
-            work.append(round_.peek)  # the round made no use of the peek, which is paid all the same
+        work = round_.work(action.drafter, outcome)
         record = RoundRecord(
             index=len(self._past),
             position=round_.position,

@@ -48,6 +48,15 @@ class LoadedPair:
     learned: Mapping[str, Path] = field(default_factory=dict)
     """folders of learned drafts (`python -m assc distill`) by drafter name"""
 
+    def label(self) -> dict[str, Any]:
+        """Name, device, dtype and torch's threads, for result files."""
+        return {
+            "pair": self.name,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+        }
+
     def encode(self, prompt: str, *, chat: bool = True) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, or of the bare text if `chat` is off or none exists.
 

@@ -6,24 +6,20 @@ request ends. Seconds always come from a `CostModel`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from assc.core import Action, FinishReason, Mode, Observation, Request, RoundRecord
 from assc.costs import CostModel
 from assc.errors import RequestError, TraceError
 from assc.groups import check_chunks, judged, played_groups
-from assc.steps import STEP_COLUMNS, STEP_FIELDS, Codes, Decision, StepObservation, observe_step
-from assc.trace import CONFIDENCE, FINISHES, Header, Trace
+from assc.needs import DRAFT_FIELDS, STEP_NEEDS, TARGET_FIELDS
+from assc.open_round import OneRound
+from assc.position_text import Text as Text
+from assc.steps import Codes, Decision, StepObservation, observe_step
+from assc.trace import Header
 from assc.trace_rules import budget_of, kv_slots, peek_drafter, replay_table, trace_cost_ratio
-
-_DRAFT = frozenset({"draft_entropy", "draft_top1", "draft_margin"})
-_TARGET = frozenset({"target_entropy", "target_top1"})
-_STEP = frozenset(STEP_FIELDS)
 
 
 @dataclass
@@ -38,46 +34,12 @@ class _Round:
     verdict: Decision | None = None
     """how drafting ended; None while it goes on"""
 
-
-@dataclass(frozen=True)
-class Text:
-    """One request's text and what is known at each of its positions, as lists: quicker than arrays one by one."""
-
-    tokens: tuple[int, ...]
-    finish: FinishReason
-    entropy: list[float]
-    top1: list[float]
-    match: list[int]
-    acc: dict[str, list[int]]
-    avail: dict[str, list[int]]
-    peek: tuple[list[float], ...]
-    """entropy, top-1 and margin of the drafter that a peek asks"""
-    steps: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
-    """drafter -> codes [T, S, 4] of its first S draft steps from each position (`assc.steps.Codes`)"""
-
-    @classmethod
-    def of(cls, trace: Trace, row: int) -> Text:
-        c = trace.columns
-        part = slice(int(c["offsets"][row]), int(c["offsets"][row + 1]))
-        peeker = peek_drafter(trace.header)
-        return cls(
-            tokens=tuple(c["tokens"][part].tolist()),
-            finish=FINISHES[int(c["finish"][row])],
-            entropy=c["target_entropy"][part].tolist(),
-            top1=c["target_top1"][part].tolist(),
-            match=c["match"][part].tolist(),
-            acc={d: c[f"acc/{d}"][part].tolist() for d in trace.drafters},
-            avail={d: c[f"avail/{d}"][part].tolist() for d in trace.drafters},
-            peek=tuple(c[f"{name}/{peeker}"][part].tolist() for name in CONFIDENCE) if peeker is not None else (),
-            steps={
-                d.name: np.stack([c[f"step_{name}/{d.name}"][part] for name in STEP_COLUMNS], axis=-1)
-                for d in trace.header.drafters
-                if d.steps
-            },
-        )
+    @property
+    def drafting(self) -> bool:
+        return self.verdict is None
 
 
-class PositionBackend:
+class PositionBackend(OneRound[_Round]):
     """A `Backend` over texts that are known by position; where they come from is `text_of`, for subclasses.
 
     The policy's own seconds are left out of the records, since they are not those of the decoding machine. `chunks` is
@@ -112,7 +74,7 @@ class PositionBackend:
         self._finish: FinishReason | None = None
         self._position = 0
         self._decision: Observation | None = None
-        self._round: _Round | None = None
+        self._round = None
 
     def use_costs(self, costs: CostModel, occupancy: float = 1.0) -> None:
         """Price the coming rounds with `costs`, and tell policies this share of the batch that decodes."""
@@ -193,12 +155,12 @@ class PositionBackend:
         assert text is not None
         self._needs = needs
         remaining = self._budget - n
-        if self._peeked is None and self._peeker is not None and not _DRAFT.isdisjoint(needs):
+        if self._peeked is None and self._peeker is not None and not DRAFT_FIELDS.isdisjoint(needs):
             length = self._prompt + n
             self._peeked = length - self._fed[self._peeker] - 1
             self._fed[self._peeker] = length
         peeked = self._peeked is not None
-        target = n > 0 and not _TARGET.isdisjoint(needs)
+        target = n > 0 and not TARGET_FIELDS.isdisjoint(needs)
         self._decision = Observation(
             n,
             self._prompt,
@@ -217,13 +179,6 @@ class PositionBackend:
         )
         return self._decision
 
-    def _idle(self) -> None:
-        """`RuntimeError` unless a request is under way and no round is open."""
-        if self.done:
-            raise RuntimeError("the request has ended; call reset(request)")
-        if self._round is not None:
-            raise RuntimeError("a round is open; call close_round() first")
-
     def step(self, action: Action, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
         self._idle()
         return self._play(action, reasons)
@@ -233,10 +188,11 @@ class PositionBackend:
     def check_steps(self, needs: frozenset[str]) -> None:
         """`TraceError` where step fields are asked for that a drafter with confidences lacks here."""
         missing = [d.name for d in self.header.drafters if d.confidence and not d.steps]
-        if missing and needs & _STEP:
+        if missing and needs & STEP_NEEDS:
             raise TraceError(
-                f"the policy reads {', '.join(sorted(needs & _STEP))}, but this recording has no confidences per draft "
-                f"step of {missing[0]!r}; record it again with this version (python -m assc record), without --steps 0"
+                f"the policy reads {', '.join(sorted(needs & STEP_NEEDS))}, but this recording has no confidences per "
+                f"draft step of {missing[0]!r}; record it again with this version (python -m assc record), without "
+                "--steps 0"
             )
 
     def open_round(self, action: Action) -> StepObservation | None:
@@ -250,17 +206,16 @@ class PositionBackend:
             most = 0
         else:
             most = min(most, text.avail[name][self._position])
-            if name in text.steps and self._needs & _STEP:
+            if name in text.steps and self._needs & STEP_NEEDS:
                 most = min(most, text.steps[name].shape[1])  # a trace that keeps fewer steps than K_max ends there
         self._round = _Round(action, decision, most)
         return self._next_step()
 
     def decide(self, decision: Decision) -> StepObservation | None:
         """What to do after the token shown last; the next one, or None when drafting is over."""
-        if self._round is None or self._round.shown is None or self._round.verdict is not None:
-            raise RuntimeError("no drafted token waits for a decision; call open_round(action)")
+        round_ = self._waiting()
         if Decision(decision) is not Decision.CONTINUE:
-            self._round.verdict = Decision(decision)
+            round_.verdict = Decision(decision)
             return None
         return self._next_step()
 
@@ -273,7 +228,7 @@ class PositionBackend:
             round_.verdict = Decision.VERIFY
             return None
         codes: Codes | None = None
-        if name in text.steps and self._needs & _STEP:
+        if name in text.steps and self._needs & STEP_NEEDS:
             codes = Codes(*text.steps[name][self._position, made].tolist())
         planned = min(round_.action.k, self._budget - self._position - 1)
         round_.shown = observe_step(round_.decision, name, planned, made + 1, codes, before)
@@ -281,10 +236,7 @@ class PositionBackend:
 
     def close_round(self, *, policy_seconds: float = 0.0, reasons: tuple[str, ...] = ()) -> RoundRecord:
         """The record of the round that `open_round` began. Raises `RuntimeError` while a token waits for a decision."""
-        round_ = self._round
-        if round_ is None or round_.verdict is None:
-            raise RuntimeError("no round is open, or a drafted token waits for its decision")
-        self._round = None
+        round_ = self._ended()
         if round_.shown is None:
             return self._play(round_.action, reasons)
         action = Action(round_.shown.drafter, round_.shown.drafted)
@@ -326,7 +278,7 @@ class PositionBackend:
             self._finish = text.finish
         elif n >= self._budget:
             self._finish = self._cut
-        target = not _TARGET.isdisjoint(self._needs)
+        target = not TARGET_FIELDS.isdisjoint(self._needs)
         kv = costs.kv(length, self._slots)
         groups: tuple[int, ...] = ()
         if self.chunks == 1:

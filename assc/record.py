@@ -14,13 +14,14 @@ import torch
 from tqdm import tqdm
 
 import assc
-from assc.cli import parse, run_cli
+from assc.cli import on_ctrl_c, parse, run_cli
 from assc.core import Mode, Request
 from assc.engine import Engine
 from assc.errors import RequestError, TraceError
 from assc.files import check_writable, only_run
 from assc.groups import check_k_max
 from assc.manifest import finish_run, packaged_workload, start_run
+from assc.pair_options import PairOptions, load_chosen
 from assc.recorder import STARTS, KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
@@ -31,18 +32,12 @@ if TYPE_CHECKING:
     from assc.pairs import LoadedPair
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(PairOptions):
     """Options of `python -m assc record`."""
 
     out: Path
     """folder of the shards; the finished trace is written beside them as trace.npz"""
-    pair: str = "smollm2"
-    """model pair; `python -m assc doctor` lists them"""
-    target: str | None = None
-    """target model instead of the pair's"""
-    draft: tuple[str, ...] = ()
-    """drafts to add: directory or hub id of a model, or the folder of a learned draft; NAME=SOURCE names the drafter"""
     workload: str = "mixed"
     """mixed, or the path of a JSONL file"""
     split: Literal["held-out", "train", "draft", "all"] = "all"
@@ -73,12 +68,6 @@ class Config:
     """positions of a text at which a drafter is asked side by side; in half precision see docs/traces.md"""
     resume: bool = False
     """go on where an earlier run in `out` stopped"""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, ..."""
-    dtype: str = "auto"
-    """auto, bfloat16, float16, float32 or float64"""
-    threads: int | None = None
-    """torch threads; default: torch's own choice"""
 
 
 def fingerprint(model: Any) -> str:
@@ -232,18 +221,11 @@ def record(config: Config) -> Path:
     Each shard is written whole or not at all, so a kill costs at most the shard under way.
     """
     from assc.loading import build_engine
-    from assc.pairs import draft_data, load_pair
+    from assc.pairs import draft_data
 
     _check(config)
     digest = content_hash(load_workload(config.workload))
-    pair = load_pair(
-        config.pair,
-        target=config.target,
-        draft=config.draft,
-        device=config.device,
-        dtype=config.dtype,
-        threads=config.threads,
-    )
+    pair = load_chosen(config)
     engine = build_engine(pair, k_max=config.k_max)
     header = header_of(
         engine,
@@ -294,7 +276,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int:
         config = parse(Config, argv, prog="python -m assc record", description="Record what drafters would propose.")
         _check(config)  # makes the folder
-        with only_run(config.out):
+        with (
+            only_run(config.out),
+            on_ctrl_c(f"stopped; finished shards are kept in {config.out}: add --resume to go on"),
+        ):
             path = record(config)
         print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
         return 0

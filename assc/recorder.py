@@ -13,10 +13,8 @@ The confidences per draft step (docs/step-policies.md) come from a second walk, 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,27 +22,20 @@ from numpy.typing import NDArray
 
 from assc.batch import Batch, Row
 from assc.core import ROLLBACK, Action, Request
-from assc.drafters.base import Confidence, Drafter, Proposal, codes_of
+from assc.drafters.base import Confidence, Drafter
 from assc.drafters.model import ModelDrafter, confidence
 from assc.drafters.ngram import NgramDrafter, NgramIndex
 from assc.engine import Engine
 from assc.errors import RequestError
 from assc.kv import bucket_length
 from assc.sampling import LogitsChain, widen
-from assc.steps import STEP_COLUMNS
 from assc.timing import PhaseTimer
-from assc.trace import CONFIDENCE, FINISHES, DrafterInfo, runs
+from assc.trace import FINISHES, DrafterInfo, runs
+from assc.walks import STARTS, Columns, agreeing, confidence_columns, walk, walk_steps
 
 BLOCK = 16
 """tokens per teacher-forced forward: as wide as a verification, so that half-precision logits keep their bits (with 48
 columns they did not, on the CPU measured)"""
-PROBES = (1, 4)
-"""tokens that a walked drafter is asked for first: each more only where all of the fewer agree, then K_max"""
-STARTS = 16
-"""positions of a text at which a drafter drafts side by side to tell its confidences"""
-
-Row_ = dict[str, Any]
-"""the columns of one request: scalars, and arrays [T] (T tokens of text)"""
 
 
 def drafter_info(drafter: Drafter, steps: int) -> DrafterInfo:
@@ -69,7 +60,7 @@ def record_request(
     *,
     steps: int | None = None,
     starts: int = STARTS,
-) -> tuple[Row_, int]:
+) -> tuple[Columns, int]:
     """All columns of one request, and at how many positions the teacher-forced pass chose another token.
 
     A text that is `known` is read instead of decoded, in a fraction of the time: it does not depend on the drafters.
@@ -95,15 +86,15 @@ def record_request(
     else:
         text, finish = list(known.tokens), known.finish
         target, mismatches = _teacher_forced_target(engine, batch, text)
-    columns: Row_ = {"tokens": np.array(text, np.int32), "finish": finish, **target}
+    columns: Columns = {"tokens": np.array(text, np.int32), "finish": finish, **target}
     columns["match"] = np.full(len(text), -1, np.int8)
     steps = engine.k_max if steps is None else steps
     for drafter in walked:
         if not (drafter.has_step_confidence and steps == engine.k_max):  # else the walk of steps tells all
-            columns |= _walk(engine, batch, drafter, text)
+            columns |= walk(engine, batch, drafter, text)
     for drafter in engine.drafters.values():
         if steps and drafter.has_step_confidence:
-            told = _walk_steps(engine, batch, drafter, text, steps, starts)
+            told = walk_steps(engine, batch, drafter, text, steps, starts)
             # what a teacher-forced pass or a walk tells already is not taken twice
             columns |= {name: column for name, column in told.items() if drafter in walked or name.startswith("step_")}
         if type(drafter) is NgramDrafter:
@@ -148,120 +139,6 @@ def _decode(engine: Engine, batch: Batch) -> None:
         engine.round(batch, [Action(names[0], min(8, engine.k_max))], timer)
 
 
-@torch.inference_mode()
-def _walk(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[int]) -> Row_:
-    """Ask a drafter at every position of the text that `batch` has decoded or read, by going back to its beginning.
-
-    The buffers hold what they held when each position was reached, so the answers are those of a live round. A few
-    tokens are asked for first, and more of them only where all of these agree; a drafter that gives what it was asked
-    for is taken to give K_max.
-    """
-    row = batch.rows[0]
-    known, start = [*row.request.prompt_ids, *text], row.prompt_length
-    accepted, available = [], []
-    seen: list[Confidence | None] = []
-    try:
-        drafter.begin(batch)
-        for n in range(start, len(known)):
-            row.tokens = known[:n]
-            drafter.committed(batch)
-            if drafter.has_confidence:
-                seen.append(drafter.peek(batch, [0])[0])
-            most = min(engine.k_max, start + row.budget - n)  # the buffers hold no more, and no round could use it
-            asked, proposal = 0, list[int]()
-            while len(proposal) == asked < most and _agreeing(proposal, known[n:]) == asked:
-                if asked:
-                    drafter.committed(batch)
-                asked = min(most, next((k for k in PROBES if k > asked), most))
-                proposal = _asked(drafter, batch, asked)
-            available.append(engine.k_max if len(proposal) == asked else len(proposal))
-            accepted.append(_agreeing(proposal, known[n:]))
-            if row.noise is not None:
-                row.noise.forget(n)
-    finally:
-        row.tokens = known
-    name = drafter.name
-    columns: Row_ = {f"acc/{name}": np.array(accepted, np.int8), f"avail/{name}": np.array(available, np.int8)}
-    return columns | (_confidence_columns(name, seen) if seen else {})
-
-
-def _asked(drafter: Drafter, batch: Batch, k: int) -> list[int]:
-    """What it proposes now."""
-    proposal = drafter.propose(batch, [k])
-    tokens: list[int] = proposal.tokens[0, : proposal.lengths[0]].tolist()
-    return tokens
-
-
-@torch.inference_mode()
-def _walk_steps(engine: Engine, batch: Batch, drafter: Drafter, text: Sequence[int], steps: int, starts: int) -> Row_:
-    """The confidences of the first `steps` tokens that a drafter drafts at every position of the text.
-
-    What it thinks of tokens behind its first mismatch depends on its own tokens, so it drafts all of them everywhere:
-    at `starts` positions side by side, which are the rows of one batch over the buffers of `batch`. If these are all
-    tokens that it can be asked for, the columns of `_walk` come with them.
-    """
-    row, name = batch.rows[0], drafter.name
-    known, start, end = [*row.request.prompt_ids, *text], row.prompt_length, row.prompt_length + len(text)
-    starts = min(starts, len(text))
-    wide = Batch([copy.copy(row) for _ in range(starts)], batch.kv, batch.ids.expand(starts, -1), batch.device)
-    if batch.hidden is not None:
-        wide.hidden = batch.hidden.expand(starts, -1, -1)
-    codes = np.zeros((len(STEP_COLUMNS), len(text), steps), np.uint8)
-    accepted, available = np.zeros(len(text), np.int8), np.zeros(len(text), np.int8)
-    seen: list[Confidence | None] = [None] * len(text)
-    for first in range(start, end, starts):
-        places = [min(first + b, end - 1) for b in range(starts)]
-        for at, own in zip(places, wide.rows, strict=True):
-            own.tokens = known[:at]
-        if first == start:
-            drafter.begin(wide)
-        # the buffers hold no more than the budget, and no round could use it
-        asked = [min(steps, start + row.budget - at) for at in places]
-        told, proposal = _told(drafter, wide, asked)
-        drafted = proposal.tokens.tolist()
-        for b, at in enumerate(places):
-            for j, confidence_ in enumerate(told[b]):
-                codes[:, at - start, j] = codes_of(confidence_)
-            n = proposal.lengths[b]
-            available[at - start] = engine.k_max if n == asked[b] else n
-            accepted[at - start] = _agreeing(drafted[b][:n], known[at:])
-            seen[at - start] = told[b][0] if told[b] else None
-        # nothing was committed: what was drafted is forgotten, and the next places are read from the text
-        drafter.committed(wide)
-    columns: Row_ = {f"step_{c}/{name}": codes[i] for i, c in enumerate(STEP_COLUMNS)}
-    if steps == engine.k_max:
-        columns |= {f"acc/{name}": accepted, f"avail/{name}": available, **_confidence_columns(name, seen)}
-    return columns
-
-
-def _told(drafter: Drafter, batch: Batch, ks: Sequence[int]) -> tuple[list[list[Confidence]], Proposal]:
-    """Per row the confidences that the drafter tells of the tokens of its whole proposal, and the proposal."""
-    told: list[list[Confidence]] = [[] for _ in ks]
-    drafting = drafter.propose_steps(batch, ks)
-    try:
-        shown = next(drafting)
-        while True:
-            for b, seen in shown.items():
-                if seen is not None:
-                    told[b].append(seen)
-            shown = drafting.send(())
-    except StopIteration as done:
-        return told, done.value
-
-
-def _agreeing(proposal: Sequence[int], text: Sequence[int]) -> int:
-    """Length of the leading run on which both agree."""
-    for i, (a, b) in enumerate(zip(proposal, text, strict=False)):
-        if a != b:
-            return i
-    return min(len(proposal), len(text))
-
-
-def _confidence_columns(name: str, seen: Sequence[Confidence | None]) -> dict[str, NDArray[np.float32]]:
-    nothing = Confidence(np.nan, np.nan, np.nan)
-    return {f"{c}/{name}": np.array([getattr(s or nothing, c) for s in seen], np.float32) for c in CONFIDENCE}
-
-
 def _choice(row: Row, chain: LogitsChain, logits: torch.Tensor, position: int, device: torch.device) -> int:
     """The token chosen from logits [V] at an absolute position, by the rule of `assc.verify` and of the draft."""
     scores = chain.block(widen(logits)[None].to(device))[0]
@@ -273,7 +150,7 @@ def _choice(row: Row, chain: LogitsChain, logits: torch.Tensor, position: int, d
 
 
 @torch.inference_mode()
-def _teacher_forced_target(engine: Engine, batch: Batch, text: Sequence[int]) -> tuple[Row_, int]:
+def _teacher_forced_target(engine: Engine, batch: Batch, text: Sequence[int]) -> tuple[Columns, int]:
     """Entropy and top-1 of the target at each token, from one pass over the text in blocks.
 
     `batch` has just been started; afterwards its buffers are those of one that has decoded the text.
@@ -301,21 +178,21 @@ def _teacher_forced_target(engine: Engine, batch: Batch, text: Sequence[int]) ->
 
 def _ngram(
     drafter: NgramDrafter, prompt: Sequence[int], text: Sequence[int], k_max: int, match: NDArray[np.int8]
-) -> Row_:
+) -> Columns:
     """Walk the index over the text; `match` takes the longest match of all n-gram drafters."""
     index = NgramIndex(drafter.max_n, drafter.min_n)
     index.extend(prompt)
     acc, avail = np.zeros(len(text), np.int8), np.zeros(len(text), np.int8)
     for n, token in enumerate(text):
         proposal = index.propose(k_max)
-        acc[n], avail[n] = _agreeing(proposal, text[n:]), len(proposal)
+        acc[n], avail[n] = agreeing(proposal, text[n:]), len(proposal)
         match[n] = max(match[n], index.match_length())
         index.extend([token])
     return {f"acc/{drafter.name}": acc, f"avail/{drafter.name}": avail}
 
 
 @torch.inference_mode()
-def _independent(drafter: ModelDrafter, engine: Engine, request: Request, text: Sequence[int]) -> Row_:
+def _independent(drafter: ModelDrafter, engine: Engine, request: Request, text: Sequence[int]) -> Columns:
     """One teacher-forced pass of a draft model: agreement and confidence at each position."""
     batch = engine.start([request])
     row, runner = batch.rows[0], drafter.runner
@@ -344,4 +221,4 @@ def _independent(drafter: ModelDrafter, engine: Engine, request: Request, text: 
     acc = np.minimum(runs(agree), avail)
     name = drafter.name
     counts = {f"acc/{name}": acc.astype(np.int8), f"avail/{name}": avail.astype(np.int8)}
-    return counts | _confidence_columns(name, padded)
+    return counts | confidence_columns(name, padded)

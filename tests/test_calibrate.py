@@ -12,9 +12,10 @@ import pytest
 from tiny_traces import COSTS, tiny_engine, tiny_requests
 
 from assc.__main__ import main
-from assc.calibrate import Measuring, Sample, _fit
+from assc.calibrate import Measuring
 from assc.core import ROLLBACK, Action, Mode, RoundRecord
 from assc.cost_check import CheckRow, check_table, fit_and_check
+from assc.cost_fit import Sample, fit_samples
 from assc.costs import CostModel, DrafterCost
 from assc.costs_io import CostFile, read_costs, write_costs
 from assc.errors import RequestError, TraceError
@@ -51,7 +52,7 @@ def rounds_of(model: CostModel, noise: float) -> list[Sample]:
 
 
 def test_the_fit_recovers_known_coefficients_in_spite_of_outliers() -> None:
-    found = _fit(rounds_of(COSTS, noise=0.005), ["model", "ngram"], "probe")
+    found = fit_samples(rounds_of(COSTS, noise=0.005), ["model", "ngram"])
     model = found.model
     for drafted, slots, emitted in ((0, 128, 1), (16, 128, 1), (16, 768, 17), (4, 384, 3)):
         assert model.verify(drafted, slots, emitted) == pytest.approx(COSTS.verify(drafted, slots, emitted), rel=0.01)
@@ -63,7 +64,7 @@ def test_the_fit_recovers_known_coefficients_in_spite_of_outliers() -> None:
 
 def test_catching_up_is_never_dearer_than_a_step() -> None:
     odd = replace(COSTS, drafters={**COSTS.drafters, "model": DrafterCost(0.001, per_catch_up=0.02)})
-    cost = _fit(rounds_of(odd, noise=0.0), ["model", "ngram"], "probe").model.drafters["model"]
+    cost = fit_samples(rounds_of(odd, noise=0.0), ["model", "ngram"]).model.drafters["model"]
     assert cost.per_catch_up <= cost.per_step + cost.per_call
 
 
@@ -96,13 +97,13 @@ def test_a_check_passes_within_five_per_cent_or_the_spread() -> None:
 def test_a_target_that_is_no_line_gets_a_curve_and_a_line_does_not() -> None:
     """Widths 1..17, the cost of every other one moved by 5 to 10 %: the line alone misses them."""
     bumps = tuple((w, 0.0015 * (w % 3)) for w in range(1, 18))
-    bent = _fit(rounds_of(replace(COSTS, target_curve=bumps), noise=0.003), ["model", "ngram"], "probe")
+    bent = fit_samples(rounds_of(replace(COSTS, target_curve=bumps), noise=0.003), ["model", "ngram"])
     assert bent.model.target_curve and bent.residuals["verify"] < 0.5 * bent.residuals["verify, a line instead"]
     for width in range(2, 18):
         for slots in (128, 768):
             true = replace(COSTS, target_curve=bumps).verify(width - 1, slots, 1)
             assert bent.model.verify(width - 1, slots, 1) == pytest.approx(true, rel=0.01)
-    assert _fit(rounds_of(COSTS, noise=0.003), ["model", "ngram"], "probe").model.target_curve == ()
+    assert fit_samples(rounds_of(COSTS, noise=0.003), ["model", "ngram"]).model.target_curve == ()
 
 
 def test_sampled_modes_are_calibrated_in_their_mode(monkeypatch: pytest.MonkeyPatch) -> None:

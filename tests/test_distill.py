@@ -14,6 +14,7 @@ from assc import SpeculativeDecoder
 from assc.distill import train as training
 from assc.distill.command import DistillConfig, distill
 from assc.distill.data import ShardStore, Text, read_texts
+from assc.distill.examples import Example, collate, labels_of, load_examples
 from assc.distill.generate import generate
 from assc.drafters.hidden import HiddenDrafter
 from assc.drafters.net import CONFIG, VERSION, WEIGHTS, HiddenNet, load_net
@@ -77,7 +78,7 @@ def test_the_training_loss_is_the_restricted_cross_entropy(pair: LoadedPair, fin
     hidden = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     features = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_(True)
     head = pair.target.get_output_embeddings().weight.detach()
-    labels = training.labels_of(hidden, head, net.token_ids)
+    labels = labels_of(hidden, head, net.token_ids)
     p = (hidden @ head.T).softmax(-1)[:, net.token_ids]
     plain = -(p * (features @ net.head.T).log_softmax(-1)).sum(-1).mean()
     fast = training.head_loss(features, net.head, labels["label"], labels["mass"].double())
@@ -91,8 +92,8 @@ def test_leaving_out_what_no_loss_reads_changes_no_loss(pair: LoadedPair, finish
     net = load_net(finished.out / "draft", pair.target)
     store = ShardStore(finished.out / "data")
     head = pair.target.get_output_embeddings().weight.detach()
-    examples = training.load_examples(store, 1, head, net.token_ids, lambda line: None)[:3]
-    block = training.collate(examples, torch.float64)
+    examples = load_examples(store, 1, head, net.token_ids, lambda line: None)[:3]
+    block = collate(examples, torch.float64)
     thin = training.loss_of(net, block, 2, 0.8, autocast=False)
     total = torch.zeros((), dtype=torch.float64)
     for s, feature in enumerate(training.unroll(net, block.tokens, block.hidden, 3)):
@@ -156,6 +157,31 @@ def test_resuming_with_other_settings_is_refused(pair: LoadedPair, finished: Dis
         distill(pair, replace(finished, resume=True, head=60))
 
 
+def test_training_settings_are_kept_from_the_first_checkpoint_on(
+    pair: LoadedPair, workload: str, finished: DistillConfig, tmp_path: Path
+) -> None:
+    for changed, told in (
+        ({"learn_prompts": False}, "started with learn_prompts True, not False"),
+        ({"batch_rows": 3}, "started with batch_rows"),
+        ({"learning_rate": 0.5}, "started with learning_rate"),
+        ({"steps": 1}, f"has done {finished.steps} steps, --steps 1 cannot take any back"),
+    ):
+        with pytest.raises(AsscError, match=told):
+            distill(pair, replace(finished, resume=True, **changed))
+    config = config_for(tmp_path / "out", workload)
+
+    def kill(line: str) -> None:
+        if line.startswith("data"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        distill(pair, config, report=kill)
+    other = replace(config, resume=True, learn_prompts=False, steps=1, every=1)
+    distill(pair, other)  # nothing was trained before
+    with pytest.raises(AsscError, match="learn_prompts False, not True"):
+        distill(pair, replace(other, learn_prompts=True))
+
+
 def test_plain_text_files(pair: LoadedPair, finished: DistillConfig, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
@@ -195,9 +221,9 @@ def test_data_labelled_for_another_head_is_refused(
 def test_prompts_count_in_training_alone(pair: LoadedPair) -> None:
     text = Text((1, 2, 3, 4, 5, 6), prompt_length=4, temperature=0.0)
     hidden = torch.zeros(6, 8)
-    example = training.Example(text, hidden, hidden, torch.ones(6), torch.zeros(6, dtype=torch.int32))
-    assert training.collate([example], torch.float64).weight.tolist() == [[0, 0, 0, 1, 1, 0]]
-    assert training.collate([example], torch.float64, prompts=True).weight.tolist() == [[1, 1, 1, 1, 1, 0]]
+    example = Example(text, hidden, hidden, torch.ones(6), torch.zeros(6, dtype=torch.int32))
+    assert collate([example], torch.float64).weight.tolist() == [[0, 0, 0, 1, 1, 0]]
+    assert collate([example], torch.float64, prompts=True).weight.tolist() == [[1, 1, 1, 1, 1, 0]]
 
 
 def broken(source: Path, target: Path) -> Path:

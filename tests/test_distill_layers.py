@@ -15,9 +15,9 @@ from test_distill import workload as workload
 from assc import SpeculativeDecoder
 from assc.distill.command import DistillConfig, distill
 from assc.distill.data import ShardStore
+from assc.distill.examples import collate, labels_of, load_examples
 from assc.distill.layers import LayersStudent, first_gap
 from assc.distill.loop import measure
-from assc.distill.train import collate, labels_of, load_examples
 from assc.drafters.artefact import CONFIG, read_config
 from assc.drafters.layers import WEIGHTS, few_layers, load_layers, save_layers, trunk
 from assc.drafters.net import load_net

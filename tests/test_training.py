@@ -190,6 +190,60 @@ def test_b04_more_steps_continue_the_count_and_start_from_the_saved_network(tmp_
     assert [step for step, _ in scalars(tmp_path / "run")["decode/mean_k"]] == [64, 128]
 
 
+def files_of(run_dir: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(run_dir)): p.read_bytes() for p in sorted(run_dir.rglob("*")) if p.is_file()}
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    train(config(tmp_path, total_timesteps=100, eval_requests=2), problem())
+    before = files_of(run_dir)
+    options: dict[str, Any] = {"run_dir": None, "resume": run_dir, "eval_requests": 2}
+    for rounds in (100, 128):
+        assert train(config(tmp_path, **options, total_timesteps=rounds), problem()) == 0
+        assert f"has done 128 rounds, {rounds} were asked for" in capsys.readouterr().out
+    with pytest.raises(RequestError, match="has done 128 rounds, --total-timesteps 64 cannot take any back"):
+        train(config(tmp_path, **options, total_timesteps=64), problem())
+    assert files_of(run_dir) == before
+    (run_dir / "eval.json").unlink()  # as after Ctrl-C in the comparison
+    assert train(config(tmp_path, **options, total_timesteps=100), problem()) == 0
+    after = files_of(run_dir)
+    kept = [name for name in before if name.partition("/")[0] not in ("tb", "eval.json")]
+    assert kept and {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert json.loads(after["eval.json"])["rows"]
+
+
+def test_ctrl_c_before_the_first_round_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may come while the baselines of the curves are played, which takes minutes on a live decoder."""
+    options: dict[str, Any] = {"algo": "bandit:ucb", "total_timesteps": 128, "curve_every": 64, "curve_requests": 2}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(config(tmp_path, run_dir=whole, **options), problem())
+    stopped = problem()
+
+    def ctrl_c(request: Request, action: Action) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stopped.eval_backend = FakeBackend(k_values=EVERY_K, on_step=ctrl_c)
+    assert train(config(tmp_path, run_dir=cut, **options), stopped) == 130
+    assert f"--resume {cut}" in capsys.readouterr().out and not (cut / CHECKPOINT_FILE).exists()
+    assert train(config(tmp_path, run_dir=None, resume=cut, **options), problem()) == 0
+    assert "starts from the beginning" in capsys.readouterr().out
+    assert learned(cut) == learned(whole)
+    found = scalars(cut)
+    assert set(found) == set(scalars(whole))
+    for tag, points in found.items():
+        steps = [step for step, _ in points]
+        assert steps == sorted(set(steps)), tag
+
+
+def test_a_frozen_learner_counts_no_updates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config(tmp_path, algo="bandit:ucb,frozen=true", total_timesteps=64), problem())
+    said = capsys.readouterr().out
+    assert ", 0 updates;" in said and "Warning" not in said
+    train(config(tmp_path, run_dir=tmp_path / "learns", algo="bandit:ucb", total_timesteps=64), problem())
+    assert ", 0 updates;" not in capsys.readouterr().out
+
+
 def test_a_resumed_run_keeps_the_rollout_it_was_started_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

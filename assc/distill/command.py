@@ -10,16 +10,16 @@ Everything lies in the folder OUT. A rerun with `--resume` goes on where the las
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from assc.cli import parse
+from assc.cli import on_ctrl_c, parse
+from assc.distill.config import HEAD_FILE, DistillConfig, check
 from assc.distill.data import (
     DataPlan,
     Report,
@@ -32,14 +32,16 @@ from assc.distill.data import (
     write_hidden,
     write_texts,
 )
+from assc.distill.examples import Example, load_examples
+from assc.distill.folder import claim, with_data
 from assc.distill.layers import LayersStudent
 from assc.distill.loop import Student, TrainPlan, train
-from assc.distill.train import Example, HiddenStudent, fit_mixing, initialise, load_examples
+from assc.distill.train import HiddenStudent, fit_mixing, initialise
 from assc.drafters.artefact import check_target, read_config, read_draft
 from assc.drafters.layers import layer_stack, outer_layers
 from assc.drafters.net import HiddenNet, NetShape, shared_weights
 from assc.errors import AsscError
-from assc.files import check_writable, only_run, versions, write_json
+from assc.files import only_run, versions
 from assc.kv import ModelRunner
 from assc.leakage import TrainedOn
 from assc.manifest import finish_run, packaged_workload, start_run
@@ -50,94 +52,22 @@ DEV_EVERY = 24
 """one text of this many is kept for the dev measurements"""
 
 
-@dataclass(frozen=True)
-class DistillConfig:
-    """Make a draft for a target out of what the target writes."""
-
-    pair: str = "smollm2"
-    """name of the pair whose target is learned from"""
-    out: Path = Path("runs/distill")
-    """folder for data, checkpoints, curves and the finished draft"""
-    workload: str = "mixed"
-    """workload whose prompts of the split `draft` (without one: `train`) the target answers"""
-    text: tuple[Path, ...] = ()
-    """plain text files to train on instead of the target's own answers"""
-    tokens: int = 300_000
-    """training text, in tokens (prompts included)"""
-    max_new_tokens: int = 224
-    """length of the target's answers"""
-    rows: int = 64
-    """texts per shard, generated together"""
-    head: int = 8192
-    """tokens that the draft can propose: the most frequent ones of the data"""
-    steps: int = 2000
-    """optimiser steps"""
-    batch_rows: int = 8
-    """texts per step"""
-    learning_rate: float = 1e-3
-    """peak of the schedule"""
-    self_fed: int = 1
-    """design hidden: extra passes over each batch on the layer's own features"""
-    every: int = 100
-    """steps between checkpoints and dev measurements"""
-    seed: int = 0
-    """of data, initial weights and order"""
-    design: Literal["hidden", "layers"] = "hidden"
-    """hidden: one layer on the target's last hidden state; layers: an independent model of a few of its layers"""
-    layers: int = 4
-    """design layers: how many, half of them the target's first, half its last"""
-    data: Path | None = None
-    """folder of an earlier run of the pair whose data to use; its workload, text, tokens, max-new-tokens, rows and
-    head then hold instead of those given here, and labels that it lacks are added to it"""
-    start: Path | None = None
-    """a finished draft of the same design and pair to train on; its head is kept"""
-    learn_prompts: bool = True
-    """learn what the target expects in the prompts too, not in its answers alone"""
-    resume: bool = False
-    """go on in a folder that holds an interrupted run"""
-    threads: int | None = None
-    """torch threads"""
-    dtype: str = "auto"
-    """of the target"""
-
-
-RUN_FILE, HEAD_FILE = "run.json", "head.safetensors"
-_TAKEN_OVER = ("workload", "text", "max_new_tokens", "rows", "head", "tokens")
-_DATA_FIELDS = ("pair", "workload", "text", "max_new_tokens", "rows", "head", "seed", "design", "tokens")
-"""settings that must not change between a run and its resumption; besides, `layers` for that design, `data`, `start`"""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     config = parse(DistillConfig, argv, prog="python -m assc distill", description=DistillConfig.__doc__ or "")
-    _check(config)
+    check(config)
     pair = load_pair(config.pair, threads=config.threads, dtype=config.dtype)
-    with only_run(config.out):
+    with only_run(config.out), on_ctrl_c(f"stopped; what is finished is kept in {config.out}: add --resume to go on"):
         found = distill(pair, config, report=lambda line: print(line, flush=True))
     print(f"draft: {config.out / 'draft'}  " + json.dumps({k: round(v, 4) for k, v in found.items()}))
     return 0
 
 
-def _check(config: DistillConfig) -> None:
-    """Refuse what can be seen to be wrong before any model is loaded. Makes the output folder."""
-    least = {"tokens": 1, "max_new_tokens": 1, "rows": 2, "head": 1, "steps": 1, "batch_rows": 1, "self_fed": 0}
-    for name, value in (least | {"every": 1, "seed": 0, "layers": 1}).items():
-        if getattr(config, name) < value:
-            flag = name.replace("_", "-")
-            raise AsscError(f"--{flag} is {getattr(config, name)}, allowed is {value} or more")
-    if not 0 < config.learning_rate < math.inf:
-        raise AsscError(f"--learning-rate is {config.learning_rate}, it must be above 0")
-    for path in config.text:
-        if not path.is_file():
-            raise AsscError(f"there is no text file {str(path)!r}")
-    check_writable(config.out / RUN_FILE)
-
-
 def distill(pair: LoadedPair, config: DistillConfig, *, report: Report = lambda line: None) -> dict[str, float]:
     """Run all stages that are not finished; returns the last dev measurement."""
-    config = _with_data(config)
+    config = with_data(config)
     chosen = outer_layers(len(layer_stack(pair.target)), config.layers) if config.design == "layers" else []
-    _claim(config)
+    claim(config)
     data: dict[str, str | Path | None] = {"workload": packaged_workload(config.workload), "data": config.data}
     data |= {f"text {i + 1}": path for i, path in enumerate(config.text)}
     start_run(config.out, "distill", config, seeds={"seed": config.seed}, data=data)
@@ -215,59 +145,6 @@ def _hidden(
     else:
         net.load_state_dict({name: t for name, t in before.items() if name != "token_ids"})
     return HiddenStudent(net, plan.self_fed, plan.decay)
-
-
-def _with_data(config: DistillConfig) -> DistillConfig:
-    """With the settings of the run whose data is used, if there is one. Raises `AsscError` unless it can be used."""
-    folder = config.data
-    if folder is None:
-        return config
-    if folder.name == "data" and not (folder / RUN_FILE).exists():  # the folder of the shards themselves was meant
-        folder = folder.parent
-    told = f"the data of {str(folder)!r} cannot be used: "
-    try:
-        before = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        taken = {name: before[name] for name in _TAKEN_OVER} | {"text": tuple(map(Path, before["text"]))}
-        pair = before["pair"]
-    except FileNotFoundError:
-        raise AsscError(f"{told}it holds no {RUN_FILE}; give the folder of an earlier run") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AsscError(f"{told}its {RUN_FILE} is damaged ({error})") from None
-    if pair != config.pair:
-        raise AsscError(f"{told}it was made for the pair {pair!r}, not {config.pair!r}")
-    if folder.resolve() == config.out.resolve():
-        raise AsscError(f"{told}it is the folder of this run itself; give another --out, or leave --data out")
-    if not ShardStore(folder / "data").count():
-        raise AsscError(f"{told}it holds no shards")
-    if not (folder / HEAD_FILE).is_file():
-        raise AsscError(f"{told}that run has not finished its data yet ({HEAD_FILE} is missing)")
-    return replace(config, data=folder, **taken)
-
-
-def _claim(config: DistillConfig) -> None:
-    """Take over the output folder: new, or an interrupted run of the same settings."""
-    wanted = {name: getattr(config, name) for name in _DATA_FIELDS} | {"text": [str(p) for p in config.text]}
-    if config.design == "layers":
-        wanted["layers"] = config.layers
-    for name in ("data", "start"):
-        if getattr(config, name) is not None:
-            wanted[name] = str(getattr(config, name))
-    path = config.out / RUN_FILE
-    if path.is_file():
-        if not config.resume:
-            raise AsscError(f"{str(config.out)!r} holds a run already; give --resume to go on, or another folder")
-        try:
-            before = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise AsscError(f"{str(path)!r} is damaged ({error}); choose another folder") from None
-        changed = [name for name in {**wanted, **before} if before.get(name) != wanted.get(name)]
-        if changed:
-            raise AsscError(
-                f"the run in {str(config.out)!r} was started with {changed[0]} {before.get(changed[0])!r}, "
-                f"not {wanted.get(changed[0])!r}; use the same settings or another folder"
-            )
-    else:
-        write_json(path, wanted)
 
 
 def _texts(

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from assc.distill.train import Block, head_loss
+from assc.distill.examples import Block
+from assc.distill.train import head_loss
 from assc.drafters.layers import few_layers, layer_stack, save_layers, trimmed_head, trunk
 from assc.errors import UnsupportedModelError
 

@@ -15,9 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from assc.distill.config import CHECKPOINT_FILE
 from assc.distill.data import Report
+from assc.distill.examples import Block, Example, collate
 from assc.distill.muon import Muon
-from assc.distill.train import Block, Example, collate, shift_back
+from assc.distill.train import shift_back
+from assc.errors import AsscError
 
 Log = Callable[[dict[str, float], int], None]
 
@@ -132,7 +135,7 @@ def train(
             [p for p in net.parameters() if p.dim() == 1], plan.learning_rate, (0.9, 0.95), weight_decay=0
         ),
     ]
-    path = folder / "checkpoint.pt"
+    path = folder / CHECKPOINT_FILE
     start, seen = 0, 0
     if path.is_file():
         state = torch.load(path, weights_only=True)
@@ -140,6 +143,10 @@ def train(
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         start, seen = int(state["step"]), int(state["seen"])
+        if start > plan.steps:
+            raise AsscError(
+                f"{str(folder)!r} has done {start} steps, --steps {plan.steps} cannot take any back; give more"
+            )
         report(f"train: from step {start}")
     order = batches([len(e.text.ids) for e in examples], plan.batch_rows, plan.seed)
     for _ in range(start):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from assc.cli import UsageError, parse, run_cli, say
+from assc.cli import NOTHING_KEPT, UsageError, on_ctrl_c, parse, run_cli, say
 from assc.core import Policy
 from assc.costs_io import read_costs
 from assc.drift.measure import jumps, mean_curve, regret, relative_speed, segment_report
@@ -246,7 +246,8 @@ def table(result: dict[str, Any]) -> str:
 def run(config: Config) -> None:
     """Play, print the table, write the files."""
     check(config)
-    result = study(config, choice_of(config))
+    with on_ctrl_c(NOTHING_KEPT):
+        result = study(config, choice_of(config))
     print(table(result))
     if config.json is not None:
         write_json(config.json, result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,15 +17,21 @@ from assc.files import only_run
 from assc.leakage import TrainedOn, check_apart
 from assc.manifest import finish_run, start_run, words_of
 from assc.tuning import TUNE_REQUESTS
-from policies.artefact import save_policy
+from policies.artefact import read_artefact, save_policy
 from policies.sb3_adapter import export_sb3
 from policies.training.accept_fit import AcceptRun
-from policies.training.checkpoint import Checkpoint, generator_states, read_checkpoint, restore_generators
+from policies.training.checkpoint import (
+    CHECKPOINT_FILE,
+    Checkpoint,
+    generator_states,
+    read_checkpoint,
+    restore_generators,
+)
 from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
 from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
 from policies.training.online import OnlineRun
 from policies.training.progress import draw_progress, log_held_out
-from policies.training.report import check_live, compare
+from policies.training.report import EVAL_FILE, check_live, compare
 from policies.training.sb3 import Sb3Run, rollout_of
 from policies.training.setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
 
@@ -39,25 +46,16 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
     """
     config.check()
     run_dir, checkpoint = _open(config)
+    trained = checkpoint is not None and _trained(config, run_dir, checkpoint)
+    if trained and is_finished(config, run_dir):
+        return 0
     if config.resume is not None and config.cost is None and (run_dir / COSTS_FILE).is_file():
         config = replace(config, cost=run_dir / COSTS_FILE)
     if problem is None:
         problem = _problem(config)
     if config.eval_requests != 0:
         check_apart(problem.train, problem.held_out, problem.workload_hash)
-    if checkpoint is None:
-        try:
-            run_dir.mkdir(parents=True)
-        except OSError as error:
-            raise RequestError(f"the run directory {run_dir} cannot be made ({error.strerror})") from None
-        write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
-        start_run(run_dir, "train", config, seeds={"seed": config.seed}, data=problem.data)
-    if problem.costs is not None:
-        write_costs(run_dir, problem.costs)
-    with only_run(run_dir), generators_kept():
-        finished = learn(config, problem, run_dir, checkpoint)
-    finish_run(run_dir, complete=finished, words=words_of(config, ("resume",)))
-    if not finished:
+    if not trained and not _learned(config, problem, run_dir, checkpoint):
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
     try:
@@ -71,6 +69,57 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         return INTERRUPTED
     say_next(config, problem, run_dir)
     return 0
+
+
+def _learned(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
+    """Make the run directory unless the run is resumed, train, and complete the manifest; False after Ctrl-C."""
+    if config.resume is None:
+        try:
+            run_dir.mkdir(parents=True)
+        except OSError as error:
+            raise RequestError(f"the run directory {run_dir} cannot be made ({error.strerror})") from None
+        write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
+        start_run(run_dir, "train", config, seeds={"seed": config.seed}, data=problem.data)
+    if problem.costs is not None:
+        write_costs(run_dir, problem.costs)
+    with only_run(run_dir), generators_kept():
+        try:
+            complete = learn(config, problem, run_dir, checkpoint)
+        except KeyboardInterrupt:  # before the first round, or a second Ctrl-C: the checkpoint, if any, is whole
+            return False
+    finish_run(run_dir, complete=complete, words=words_of(config, ("resume",)))
+    return complete
+
+
+def is_finished(config: TrainConfig, run_dir: Path) -> bool:
+    """Whether the rounds that are asked for are done, and their policy was saved and (where asked for) compared."""
+    if _saved_rounds(run_dir) < config.rounds:
+        return False
+    policy, result = run_dir / POLICY_FILE, run_dir / EVAL_FILE
+    return config.eval_requests == 0 or (result.is_file() and result.stat().st_mtime >= policy.stat().st_mtime)
+
+
+def _saved_rounds(run_dir: Path) -> int:
+    """Rounds that the saved policy has learned from, 0 without one."""
+    path = run_dir / POLICY_FILE
+    return int(read_artefact(path).meta["training"]["rounds"]) if path.is_file() else 0
+
+
+def _trained(config: TrainConfig, run_dir: Path, checkpoint: Checkpoint) -> bool:
+    """Whether all rounds that a resumed run asks for are done and their policy is saved; then it says so.
+
+    `RequestError` where fewer are asked for than the run was started with: its result is not to be made again.
+    """
+    done, first = checkpoint.steps, stored_config(run_dir).rounds
+    if config.rounds < min(first, done):
+        raise RequestError(
+            f"{run_dir} has done {done} rounds, --total-timesteps {config.rounds} cannot take any back; give more, or "
+            "start a new run"
+        )
+    if done < config.rounds or _saved_rounds(run_dir) != done:
+        return False
+    say(f"{run_dir} has done {done} rounds, {config.rounds} were asked for: nothing is left to train.")
+    return True
 
 
 def _problem(config: TrainConfig) -> Problem:
@@ -113,7 +162,11 @@ def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
         if config.run_dir is not None:
             raise RequestError("--resume goes on in its own directory; leave --run-dir out")
         check_resumable(config, stored_config(config.resume))
-        return config.resume, read_checkpoint(config.resume)
+        if any((config.resume / name).is_file() for name in (CHECKPOINT_FILE, POLICY_FILE)):
+            return config.resume, read_checkpoint(config.resume)
+        say(f"{config.resume} was stopped before its first checkpoint: it starts from the beginning.")
+        shutil.rmtree(config.resume / TENSORBOARD_DIR, ignore_errors=True)  # its curves are drawn again
+        return config.resume, None
     return new_run_dir(config), None
 
 
@@ -175,7 +228,7 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
         path = _save(config, problem, run, run_dir)
     finally:
         log.close()
-    if finished and run.updates == 0:
+    if finished and run.updates == 0 and not (isinstance(run, OnlineRun) and run.frozen):
         say(f"Warning: {run.steps} rounds were too few for a single update, so the policy is still the random one.")
     speed = log.totals.tokens_per_second
     pace = f", {speed:.1f} tokens/s while exploring ({problem.backend.time_source} seconds)" if speed else ""

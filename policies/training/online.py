@@ -47,9 +47,14 @@ class OnlineRun:
             log.load_state_dict(state["log"])
 
     @property
+    def frozen(self) -> bool:
+        """Whether the policy is told to learn nothing while it plays (`frozen=true`)."""
+        return bool(getattr(self.policy, "frozen", False))
+
+    @property
     def updates(self) -> int:
-        """An online learner learns from every round."""
-        return self.steps
+        """An online learner learns from every round, a frozen one from none."""
+        return 0 if self.frozen else self.steps
 
     def snapshot(self) -> Checkpoint:
         state: dict[str, Any] = {

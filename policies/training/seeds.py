@@ -24,7 +24,7 @@ from assc.files import write_json
 from assc.hardware import usable_cores
 from policies.training.checkpoint import CHECKPOINT_FILE
 from policies.training.config import TrainConfig, check_resumable, stored_config, write_config
-from policies.training.job import POLICY_FILE, new_run_dir, say
+from policies.training.job import is_finished, new_run_dir, say
 from policies.training.report import EVAL_FILE
 
 SUMMARY_FILE = "summary.json"
@@ -50,7 +50,7 @@ def train_seeds(config: TrainConfig) -> int:
         folder = new_run_dir(config)
         folder.mkdir(parents=True)
         write_config(dataclasses.replace(config, run_dir=folder), folder, {})
-    waiting = [seed for seed in config.seeds if not _finished(config, folder / f"seed-{seed}")]
+    waiting = [seed for seed in config.seeds if not is_finished(config, folder / f"seed-{seed}")]
     say(f"Training {config.algo} with seeds {_listed(config.seeds)} in {folder}, {min(jobs, len(waiting))} at a time …")
     failed = _play(config, folder, waiting, jobs)
     if failed is None:
@@ -67,10 +67,6 @@ def train_seeds(config: TrainConfig) -> int:
 
 def _listed(seeds: Sequence[int]) -> str:
     return " ".join(map(str, seeds))
-
-
-def _finished(config: TrainConfig, run_dir: Path) -> bool:
-    return (run_dir / (POLICY_FILE if config.eval_requests == 0 else EVAL_FILE)).is_file()
 
 
 @dataclass

@@ -15,6 +15,7 @@ from assc.errors import TraceError
 from assc.files import write_json
 from assc.manifest import PACKAGED, packaged_workload
 from assc.observe import DEFAULT_FIELDS
+from assc.pair_options import load_chosen
 from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
 from assc.trace import IMPORTED, Trace
@@ -81,20 +82,13 @@ def write_costs(run_dir: Path, costs: CostModel) -> None:
 def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
     """Load the pair and the workload; fit the cost model unless the configuration names one."""
     from assc.live import LiveBackend
-    from assc.pairs import draft_data, load_pair
+    from assc.pairs import draft_data
 
     costs = read_costs(config.cost).model if config.cost is not None else None
     train, held_out = load_workload(config.workload, "train"), load_workload(config.workload, "held-out")
     compared = LIVE_EVAL_REQUESTS if config.eval_requests is None else config.eval_requests
     select(held_out, max(1, compared), config.seed)  # too many are refused before the models are loaded
-    pair = load_pair(
-        config.pair,
-        target=config.target,
-        draft=config.draft,
-        device=config.device,
-        dtype=config.dtype,
-        threads=config.threads,
-    )
+    pair = load_chosen(config)
     backend = LiveBackend.from_pair(
         pair,
         mode=config.mode,

@@ -114,12 +114,22 @@ def _refit(config: TrainConfig, folder: Path, study: Any) -> int:
     write_json(folder / RESULT, {"best": {"algo": algo, "set": list(words), "speedup": best.value}, "trials": trials})
     say(f"Best of {len(trials)}: {best.value:.3f}x (inner validation): --algo {algo} --set {' '.join(words)}")
     target = folder / "best"
+    _set_aside(target, algo, words)
     final = replace(config, algo=algo, set=words, sweep=None, sweep_timesteps=None, run_dir=target, resume=None)
     if (target / CHECKPOINT_FILE).is_file() or (config.seeds and (target / CONFIG_FILE).is_file()):
         final = replace(final, resume=target, run_dir=None)
     else:
         shutil.rmtree(target, ignore_errors=True)  # killed before its first checkpoint
     return train_seeds(final) if final.seeds else train(final)
+
+
+def _set_aside(target: Path, algo: str, words: tuple[str, ...]) -> None:
+    """Keep the best of an earlier, shorter sweep under another name where more trials found other settings."""
+    if (target / CONFIG_FILE).is_file():
+        before = stored_config(target)
+        if (before.algo, before.set) != (algo, words):
+            number = 1 + sum(1 for _ in target.parent.glob(f"{target.name}-before-*"))
+            target.rename(target.with_name(f"{target.name}-before-{number}"))
 
 
 def _speed(problem: Problem, requests: Sequence[Request], spec: str, seed: int) -> float:
