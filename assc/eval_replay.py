@@ -159,7 +159,7 @@ def replay_job(config: Config, costs: CostFile | None = None) -> Job:
     listed_now = complete(listed, makers)
     in_draft = [trace.columns["split"][row] == "draft" for row in rows]
     drafts = draft_leaks(requests, in_draft, {d.name: d.kind for d in trace.header.drafters})
-    leaked = guarded(config, listed_now, requests, trace.header.workload_hash, tuned_on, drafts)
+    leaked, meta["leakage"] = guarded(config, listed_now, requests, trace.header.workload_hash, tuned_on, drafts)
     meta["notes"] = remarks(config, listed_now, backend)
     data = {
         "trace": options.traces or PACKAGED + TRACE,
