@@ -33,7 +33,7 @@ from assc.report.nouns import Entry, Played
 from assc.report.page import render
 from assc.report.regret import Regret, regret_of
 from assc.report.rounds import ema_after, token_rounds
-from assc.report.verdicts import HEURISTIC, PLAIN, TUNED, family, lines_of
+from assc.report.verdicts import HEURISTIC, PLAIN, TUNED, family, judge
 from assc.report.words import caution, in_short, line_sentences, percent, times
 from assc.run import run_request
 from assc.stats import speedup
@@ -185,7 +185,8 @@ def test_temperatures_categories_and_best(data: dict[str, Any], save: Save) -> N
     report = read_report([save(data)])
     groups, heats = groups_of(report)
     assert [g.name for g in groups] == ["all", "a", "b"] and [g.name for g in heats] == ["T = 0", "T = 1"]
-    cells, lines = lines_of(report, [*groups, *heats])
+    found = judge(report, [*groups, *heats])
+    cells, lines = found.cells, found.lines
     for heat in heats:
         for detail in data["details"]:
             its = [r for r in detail["requests"] if r["temperature"] == heat.value]
@@ -208,7 +209,7 @@ def test_computed_cells_are_those_of_the_file(data: dict[str, Any], save: Save) 
     told, lines = read_report([save(data)]), []
     for content in (data, {**data, "by_category": None, "by_temperature": None}):
         report = read_report([save(content)])
-        cells, _ = lines_of(report, [g for table in groups_of(report) for g in table])
+        cells = judge(report, [g for table in groups_of(report) for g in table]).cells
         lines.append({(label, g.name): (c.speedup, *c.interval) for (label, g), c in cells.items()})
     assert set(lines[0]) == set(lines[1]) and told.seed == data["meta"]["seed"]
     for key, values in lines[0].items():
@@ -233,7 +234,7 @@ def test_verdicts_of_a_clear_an_open_and_a_borderline_case(data: dict[str, Any],
     tuned = entry("static:tuned", [1.0 + 0.1 * n for n in noise])
     report = replace(base, entries=(clear, same, tuned), ladder=None)
     groups, _ = groups_of(report)
-    (line,) = lines_of(report, groups)[1]
+    (line,) = judge(report, groups).lines
     assert [g.name for g in groups] == ["all"] and line.best.label in ("x", "assc") and line.prompts == 12
     found = line.against["tuned"]
     assert found.verdict == "faster" and found.tests == 2 and found.p_value is not None and found.p_holm is not None
@@ -276,7 +277,7 @@ def test_sentences_answer_the_questions_for_a_category(data: dict[str, Any], sav
     """Numbers in the words are those of the comparison; small groups are called small."""
     report = read_report([save(data)])
     (_, *categories), _ = groups_of(report)
-    _, lines = lines_of(report, categories)
+    lines = judge(report, categories).lines
     line = lines[0]
     said = " ".join(line_sentences(report, line))
     rows = {r["policy"]: r for r in data["by_category"]["a"]}
@@ -297,7 +298,7 @@ def test_sentences_answer_the_questions_for_a_category(data: dict[str, Any], sav
     few = caution(lines)
     assert few is not None and f"{line.prompts} prompts each, which is few" in few
     assert caution([replace(line, prompts=40)]) is None
-    short = " ".join(in_short(report, lines_of(report, [groups_of(report)[0][0]])[1]))
+    short = " ".join(in_short(report, judge(report, [groups_of(report)[0][0]]).lines))
     assert "Where does the time of" in short and "Leakage: none. static:tuned (tuned on 12 prompts)" in short
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from assc.manifest import MANIFEST
 from assc.metrics import ROW_KEYS
 from assc.report.checked import ResultError, read_object
 from assc.report.load_rounds import RoundsReader
@@ -31,6 +32,7 @@ def read_result(path: Path) -> Result:
             training=read_object(config) if config.is_file() else {},
             live=_Reader(live).live() if live.is_file() else None,
             curves=str(curves) if curves.is_dir() else None,
+            manifest=read_object(path / MANIFEST) if (path / MANIFEST).is_file() else {},
         )
     return _Reader(path).result(str(path))
 
@@ -50,6 +52,7 @@ class _Reader(RoundsReader):
         training: Mapping[str, Any] | None = None,
         live: Mapping[str, Any] | None = None,
         curves: str | None = None,
+        manifest: Mapping[str, Any] | None = None,
     ) -> Result:
         meta = self.get(self.data, "meta", dict, "it")
         for key in ("mode", "time_source"):
@@ -68,6 +71,7 @@ class _Reader(RoundsReader):
             curves=curves,
             against=self.against(),
             leakage=self.leakage(meta),
+            hardware=hardware if isinstance(hardware := (manifest or {}).get("hardware"), dict) else {},
         )
 
     def row(self, raw: Any, where: str) -> Row:

@@ -74,6 +74,8 @@ class Entry:
     """None for policies that predict no acceptance"""
     temperatures: Mapping[float, Row] = field(default_factory=dict)
     """empty in files that don't say"""
+    given: str = ""
+    """label in its file, where the page has another one"""
 
     @property
     def oracle(self) -> bool:
@@ -163,3 +165,5 @@ class Result:
     """label of the policy with which the file compares the others besides plain decoding"""
     leakage: Guarded | None = None
     """None in older files"""
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    """of the machine that ran it, from `manifest.json` of a run directory"""

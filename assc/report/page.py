@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 from assc.metrics import DEFINITIONS, ROW_KEYS
 from assc.report import curves, figures
-from assc.report.compare import Cell, Group, candidates, groups_of, is_heuristic, is_tuned
+from assc.report.compare import Group, candidates, groups_of, is_heuristic, is_tuned
 from assc.report.join import Report
 from assc.report.nouns import PHASES, Entry, Result, View
 from assc.report.regret import regret_of
 from assc.report.rounds import KINDS, Round, token_rounds
 from assc.report.svg import Chart
-from assc.report.verdicts import Line, lines_of
+from assc.report.verdicts import Judged, Line, Reference, judge, references
 from assc.report.words import (
     answer,
     caution,
@@ -80,6 +80,7 @@ def provenance(result: Result) -> dict[str, str]:
         "commit": shown(meta.get("git_commit") or training.get("git_commit")),
         "versions": shown(meta.get("versions")),
         "hardware": shown(meta.get("machine") or meta.get("device")),
+        "played on": shown(result.hardware) if result.hardware else "",
         "pair": shown(meta.get("pair")),
         "device, dtype, threads": ", ".join(shown(meta.get(key)) for key in ("device", "dtype", "threads")),
         "mode": shown(meta.get("mode")),
@@ -117,16 +118,26 @@ class Table:
 
     title: str
     groups: Sequence[Group]
-    lines: Sequence[Line]
+    found: Judged
     sentences: Sequence[tuple[str, Sequence[str]]]
     """per group its name with the number of prompts, and what is said about it"""
     caution: str | None
     note: str
 
+    @property
+    def lines(self) -> Sequence[Line]:
+        return self.found.lines
 
-def _table(report: Report, title: str, groups: Sequence[Group], lines: Sequence[Line]) -> Table:
-    said = [(_heading(line), line_sentences(report, line)) for line in lines]
-    return Table(title, groups, lines, said, caution(lines), families_note(report, lines))
+
+def _table(report: Report, title: str, groups: Sequence[Group]) -> Table:
+    found = judge(report, groups)
+    said = [(_heading(line), line_sentences(report, line)) for line in found.lines]
+    return Table(title, groups, found, said, caution(found.lines), families_note(report, found.lines))
+
+
+def _shown_references(report: Report) -> list[Reference]:
+    """Those of the table of all policies; plain decoding is in the ladder already."""
+    return [r for r in references(report) if r.wanted is not None] or references(report)
 
 
 def _heading(line: Line) -> str:
@@ -159,17 +170,10 @@ def _views(report: Report, requests: int, lines: Sequence[Line]) -> list[ShownVi
 def render(report: Report, *, requests: int = 3, title: str = "") -> str:
     """The page as HTML. `requests` is how many of the stored requests are shown round by round."""
     (everything, *categories), temperatures = groups_of(report)
-    tables, cells = [], dict[tuple[str, Group], Cell]()
-    for name, groups in (
-        ("All requests", [everything]),
-        ("Per category", categories),
-        ("Per temperature", temperatures),
-    ):
-        found, lines = lines_of(report, groups)
-        cells |= found
-        if lines:
-            tables.append(_table(report, name, groups, lines))
-    lines = tables[0].lines if tables else []
+    named = {"Per category": categories, "Per temperature": temperatures}
+    whole = _table(report, "All requests", [everything])
+    tables = [table for name, groups in named.items() if (table := _table(report, name, groups)).lines]
+    lines = whole.lines
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"times": times, "percent": percent, "span": span, "svg": Markup}
     environment.filters |= {"answer": answer, "evidence": evidence, "mark": mark, "drafting": drafting}
@@ -191,7 +195,9 @@ def render(report: Report, *, requests: int = 3, title: str = "") -> str:
         definitions=DEFINITIONS,
         rows=[(entry, row_cells(entry)) for entry in report.entries],
         tables=tables,
-        cells=cells,
+        whole=whole,
+        everything=everything,
+        references=_shown_references(report),
         temperatures_unknown=isinstance(temperature, list) and not temperatures,
         has_tuned=any(is_tuned(e) for e in report.entries),
         has_heuristic=any(is_heuristic(e) for e in report.entries),

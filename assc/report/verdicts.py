@@ -76,7 +76,7 @@ HEURISTIC = Reference("heuristic", "the ASSC heuristic", is_heuristic)
 
 
 def _is_called(name: str, entry: Entry) -> bool:
-    return entry.label == name
+    return entry.given == name
 
 
 def references(report: Report) -> list[Reference]:
@@ -84,9 +84,9 @@ def references(report: Report) -> list[Reference]:
     found = [r for r in (PLAIN, TUNED, HEURISTIC) if r.played(report)]
     names = {r.against for r in report.results if r.against is not None}
     for name in sorted(names):
-        entry = next((e for e in report.entries if e.label == name), None)
+        entry = next((e for e in report.entries if e.given == name), None)
         if entry is not None and not any(r.wanted is not None and r.wanted(entry) for r in found):
-            found.append(Reference("against", name, partial(_is_called, name)))
+            found.append(Reference("against", entry.label, partial(_is_called, name)))
     return found
 
 
@@ -110,8 +110,21 @@ class Line:
 Cells = dict[tuple[str, Group], Cell]
 
 
-def lines_of(report: Report, groups: Sequence[Group]) -> tuple[Cells, list[Line]]:
-    """Cells by (label, group), and one line per group. `groups` are one table: one family per reference."""
+Family = dict[tuple[str, Group], Comparison]
+"""(label, group) -> comparison with one reference"""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One table: speed-ups by (label, group), one line per group, and per key of a reference its family."""
+
+    cells: Cells
+    lines: list[Line]
+    families: Mapping[str, Family]
+
+
+def judge(report: Report, groups: Sequence[Group]) -> Judged:
+    """The speed-ups in these groups and what follows from them; `groups` are one table."""
     cells: Cells = {}
     for group in groups:
         mine = {e.label: cell(report, e, group) for e in report.entries}
@@ -141,10 +154,10 @@ def lines_of(report: Report, groups: Sequence[Group]) -> tuple[Cells, list[Line]
                 fraction=_fraction(winner, group),
             )
         )
-    return cells, lines
+    return Judged(cells, lines, families)
 
 
-def family(report: Report, groups: Sequence[Group], against: Reference) -> dict[tuple[str, Group], Comparison]:
+def family(report: Report, groups: Sequence[Group], against: Reference) -> Family:
     """(label, group) -> comparison, of every policy but the oracle, with the adjusted p-values."""
     found: dict[tuple[str, Group], tuple[str, Paired]] = {}
     same: dict[tuple[str, Group], Comparison] = {}

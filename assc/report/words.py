@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from assc.comparisons import ALPHA
 from assc.report import figures
@@ -22,6 +22,10 @@ ANSWERS: Mapping[str, str] = {
     "unknown": "cannot be told",
 }
 """answers to "is the best policy faster than the other?"; the page explains `perhaps` and `not shown`"""
+ROW_ANSWERS: Mapping[str, str] = {
+    **{"itself": "the reference", "faster": "faster", "slower": "slower", "perhaps": "perhaps"},
+    **{"open": "not shown", "unknown": "cannot be told"},
+}
 MARKS: Mapping[str, str] = {"faster": "yes", "slower": "no", "perhaps": "maybe", "open": "maybe"}
 """class of a cell that holds the answer"""
 CONCLUSIONS: Mapping[str, str] = {
@@ -95,13 +99,14 @@ def many(number: float, what: str) -> str:
 # -- comparisons -----------------------------------------------------------------------------------------------------
 
 
-def answer(found: Comparison | None) -> str:
-    """Is the best policy faster? In a few words, with the ratio."""
+def answer(found: Comparison | None, about: Literal["best", "row"] = "best") -> str:
+    """Is the policy (the best one of a group, or that of a row) faster? In a few words, with the ratio."""
     if found is None:
         return "not played"
+    words = ANSWERS if about == "best" else ROW_ANSWERS
     if found.verdict in ("itself", "unknown"):
-        return ANSWERS[found.verdict]
-    return f"{ANSWERS[found.verdict]}: {times(found.ratio, 3)}"
+        return words[found.verdict]
+    return f"{words[found.verdict]}: {times(found.ratio, 3)}"
 
 
 def evidence(found: Comparison | None) -> list[str]:
@@ -130,9 +135,11 @@ def comparison_sentence(found: Comparison, name: str, prompts: int) -> str:
         ratio = "" if found.ratio is None else f"{times(found.ratio, 3)}, but "
         return f"Against {who}: {ratio}whether that is chance cannot be told{few}."
     of = "the only comparison" if found.tests == 1 else f"after Holm for {found.tests} comparisons"
+    same = found.tests == 1 or chance(found.p_holm) == chance(found.p_value)
+    alone = "" if same else f" ({chance(found.p_value)} alone)"
     return (
         f"Against {who}: {times(found.ratio, 3)} ({span(found.interval, 3)}), p {equals(found.p_holm)} {of}"
-        f"{'' if found.tests == 1 else f' ({chance(found.p_value)} alone)'}: {CONCLUSIONS[found.verdict]}. "
+        f"{alone}: {CONCLUSIONS[found.verdict]}. "
         f"The smallest effect that {many(prompts, 'prompt')} can show: {percent(found.detectable)}."
     )
 
@@ -221,17 +228,20 @@ def leakage_sentences(report: Report, result: Result) -> list[str]:
     found = result.leakage
     if found is None:
         return [f"Leakage{of}: the file doesn't say what the policies have learned from."]
-    said = []
+    said, labels = [], {e.given: e.label for e in report.entries}
     apart = [x for x in found.learned if x.leaked == 0]
     if apart:
-        names = ", ".join(f"{x.label} ({x.how} on {many(x.prompts or 0, 'prompt')})" for x in apart)
+        names = ", ".join(
+            f"{labels.get(x.label, x.label)} ({x.how} on {many(x.prompts or 0, 'prompt')})" for x in apart
+        )
         said.append(f"Leakage{of}: none. {names}: no evaluated prompt is among those, by content and by id.")
     for x in found.learned:
+        label = labels.get(x.label, x.label)
         if x.leaked is None:
-            said.append(f"Leakage{of}: {x.label} doesn't say what it was trained on, so leakage can't be excluded.")
+            said.append(f"Leakage{of}: {label} doesn't say what it was trained on, so leakage can't be excluded.")
         elif x.leaked:
             said.append(
-                f"LEAKAGE{of}: {x.label} was {x.how} on {x.leaked:.0f} of the {found.evaluated:.0f} evaluated "
+                f"LEAKAGE{of}: {label} was {x.how} on {x.leaked:.0f} of the {found.evaluated:.0f} evaluated "
                 "requests; its numbers say nothing about other prompts."
             )
     said += [f"LEAKAGE{of}: {text}." for text in found.drafts]
