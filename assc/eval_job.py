@@ -14,7 +14,7 @@ from assc.core import Backend, Policy, Request
 from assc.errors import ArtefactError
 from assc.eval_config import TUNED, Config, without_alias
 from assc.evaluate import Policies, evaluate
-from assc.leakage import Leak, TrainedOn, check_leaks, leaked_counts, policy_leaks
+from assc.leakage import Leak, TrainedOn, check_leaks, leaked_counts, policy_leaks, told
 from assc.oracle import Ladder
 from assc.registry import make_policy
 from assc.results import Evaluation, EvaluationInterrupted, unique_labels
@@ -131,17 +131,20 @@ def guarded(
     workload_hash: str | None,
     tuned: TrainedOn | None,
     drafts: Sequence[Leak] = (),
-) -> dict[str, int]:
-    """The leakage guard: label -> evaluated requests that it has learned from, where that is allowed.
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """The leakage guard: label -> evaluated requests that it has learned from, where that is allowed; `leakage.told`.
 
     Raises `LeakageError` where it is not. `tuned` is what tuned policies were tuned on, `drafts` are leaks of drafts.
     """
     labels = [label for label in config.bare if label == TUNED or is_tuned_rule(label)]
-    by_policy = policy_leaks(policies, requests, workload_hash, {} if tuned is None else dict.fromkeys(labels, tuned))
+    by_label = {} if tuned is None else dict.fromkeys(labels, tuned)
+    by_policy = policy_leaks(policies, requests, workload_hash, by_label)
     leaks = [leak for i, leak in enumerate(by_policy) if leak not in by_policy[:i]]  # once for all seeds
     leaks += drafts
     check_leaks(leaks, allowed=config.allow_leakage)
-    return leaked_counts(leaks, unique_labels(config.specs))
+    saved = {label for label in config.specs if _is_saved(config, label)}
+    found = told(policies, requests, workload_hash, by_label, saved, drafts)
+    return leaked_counts(leaks, unique_labels(config.specs)), found
 
 
 SAME_C = 0.1

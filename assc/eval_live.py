@@ -87,7 +87,7 @@ def live_job(config: Config) -> Job:
     evaluated = requests(prompts)
     drafts = _draft_leaks(evaluated, prompts, backend, named_drafts(options.draft).values(), digest)
     tuned_on = TrainedOn.of(requests(tune), digest) if tune else None
-    leaked = guarded(config, listed, evaluated, digest, tuned_on, drafts)
+    leaked, meta["leakage"] = guarded(config, listed, evaluated, digest, tuned_on, drafts)
     actions: dict[str, str] = {}
     makers: dict[str, Callable[[], Policy]] = {}
     if tune:

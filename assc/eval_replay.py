@@ -163,7 +163,7 @@ def replay_job(config: Config, costs: CostFile | None = None) -> Job:
     everyone = [one for policies in made.values() for one in policies]
     in_draft = [trace.columns["split"][row] == "draft" for row in rows]
     drafts = draft_leaks(requests, in_draft, {d.name: d.kind for d in trace.header.drafters})
-    leaked = guarded(config, everyone, requests, trace.header.workload_hash, tuned_on, drafts)
+    leaked, meta["leakage"] = guarded(config, everyone, requests, trace.header.workload_hash, tuned_on, drafts)
     meta["notes"] = remarks(config, everyone, backend)
     data = {
         "trace": options.traces or PACKAGED + TRACE,

@@ -7,7 +7,7 @@ about others. What was learned from is kept as prompt ids with a hash of each pr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,14 @@ class Leak:
         return f"{self.what} on {of}, for example {self.requests[0].id or 'the first'!r}"
 
 
+def _learned(policy: Any, label: str, tuned: Mapping[str, TrainedOn] | None) -> tuple[TrainedOn | None, str]:
+    """What a policy has learned from, and how: by what it says itself, and what `tuned` says of its label."""
+    known = getattr(policy, "trained_on", None)
+    if known is None and tuned is not None and (mine := tuned.get(label.partition("@")[0])) is not None:
+        return mine, "tuned"
+    return known, "trained"
+
+
 def policy_leaks(
     policies: Iterable[tuple[str, Any]],
     requests: Sequence[Request],
@@ -92,12 +100,35 @@ def policy_leaks(
     """Those of the policies (label and object): by what `policy.trained_on` says, and what `tuned` says of a label."""
     found = []
     for label, policy in policies:
-        known, how = getattr(policy, "trained_on", None), "was trained"
-        if known is None and tuned is not None:
-            known, how = tuned.get(label.partition("@")[0]), "was tuned"
+        known, how = _learned(policy, label, tuned)
         if known is not None and (mine := known.among(requests, workload_hash)):
-            found.append(Leak(label, f"{label} {how}", tuple(mine), len(requests)))
+            found.append(Leak(label, f"{label} was {how}", tuple(mine), len(requests)))
     return found
+
+
+def told(
+    policies: Iterable[tuple[str, Any]],
+    requests: Sequence[Request],
+    workload_hash: str | None,
+    tuned: Mapping[str, TrainedOn] | None,
+    saved: Container[str],
+    drafts: Sequence[Leak],
+) -> dict[str, Any]:
+    """What the guard looked at and found, for the result file (`meta.leakage`).
+
+    `policies`: per policy that learned beforehand its label, how (trained, tuned, or unknown for one of the `saved`
+    that doesn't say), from how many prompts, and how many of the evaluated requests are among them.
+    """
+    found: list[dict[str, Any]] = []
+    for label, policy in policies:
+        known, how = _learned(policy, label, tuned)
+        if known is not None:
+            mine = known.among(requests, workload_hash)
+            found.append({"label": label, "how": how, "prompts": len(known.prompts), "leaked_requests": len(mine)})
+        elif label in saved:
+            found.append({"label": label, "how": "unknown", "prompts": None, "leaked_requests": None})
+    found = [entry for i, entry in enumerate(found) if entry not in found[:i]]  # once for all seeds
+    return {"policies": found, "drafts": [str(leak) for leak in drafts], "evaluated": len(requests)}
 
 
 def draft_leaks(requests: Sequence[Request], in_draft_split: Sequence[bool], kinds: Mapping[str, str]) -> list[Leak]:

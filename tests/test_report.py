@@ -26,13 +26,15 @@ from assc.metrics import ROW_KEYS
 from assc.observe import acceptance_ema
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
-from assc.report.compare import adjust, compare, comparisons, groups_of, lines_of
+from assc.report.compare import groups_of
 from assc.report.figures import COLOURS, shorten, styles
 from assc.report.join import read_report
 from assc.report.nouns import Entry, Played
-from assc.report.page import percent, render, times
+from assc.report.page import render
 from assc.report.regret import Regret, regret_of
 from assc.report.rounds import ema_after, token_rounds
+from assc.report.verdicts import HEURISTIC, PLAIN, TUNED, family, judge
+from assc.report.words import caution, in_short, line_sentences, percent, times
 from assc.run import run_request
 from assc.stats import speedup
 from assc.trace import Trace
@@ -173,7 +175,7 @@ def test_every_section_and_every_number_of_the_rows(data: dict[str, Any], save: 
     for fact in (meta["command"].replace("'", "&#39;"), meta["trace"]["sha256"][:16], "modelled", "gumbel", "markov"):
         assert str(fact) in html
     assert f"{meta['c']:.4f}" in html and meta["git_commit"] is not None and meta["git_commit"] in html
-    assert "Best policy over all requests" in html and "Bonferroni" in html and "Per temperature" in html
+    assert "Best on all requests: " in html and "Best on a: " in html and "Holm" in html and "Per temperature" in html
     assert "hindsight oracle reaches" in html and "Where does the time of" in html
     assert "No policy in the file predicts acceptance" in html
 
@@ -183,7 +185,8 @@ def test_temperatures_categories_and_best(data: dict[str, Any], save: Save) -> N
     report = read_report([save(data)])
     groups, heats = groups_of(report)
     assert [g.name for g in groups] == ["all", "a", "b"] and [g.name for g in heats] == ["T = 0", "T = 1"]
-    cells, lines = lines_of(report, [*groups, *heats])
+    found = judge(report, [*groups, *heats])
+    cells, lines = found.cells, found.lines
     for heat in heats:
         for detail in data["details"]:
             its = [r for r in detail["requests"] if r["temperature"] == heat.value]
@@ -196,16 +199,17 @@ def test_temperatures_categories_and_best(data: dict[str, Any], save: Save) -> N
         assert best == line.best.label == max(speeds, key=lambda label: speeds[label])
         assert line.oracle == cells["oracle", line.group].speedup
     fractions = {r["policy"]: r["oracle_fraction"] for r in data["by_category"]["a"]}
-    assert lines[1].fraction == fractions[lines[1].best.label] and lines[-1].fraction is None
+    assert lines[1].fraction == fractions[lines[1].best.label]
+    hot = {r["policy"]: r["oracle_fraction"] for r in data["by_temperature"]["1"]}
+    assert lines[-1].fraction == hot[lines[-1].best.label]
 
 
 def test_computed_cells_are_those_of_the_file(data: dict[str, Any], save: Save) -> None:
     """A category computed from its requests, as a temperature is, gives the file's speed-up and interval."""
     told, lines = read_report([save(data)]), []
-    for content in (data, {**data, "by_category": None}):
+    for content in (data, {**data, "by_category": None, "by_temperature": None}):
         report = read_report([save(content)])
-        groups, _ = groups_of(report)
-        cells, _ = lines_of(report, groups)
+        cells = judge(report, [g for table in groups_of(report) for g in table]).cells
         lines.append({(label, g.name): (c.speedup, *c.interval) for (label, g), c in cells.items()})
     assert set(lines[0]) == set(lines[1]) and told.seed == data["meta"]["seed"]
     for key, values in lines[0].items():
@@ -225,28 +229,93 @@ def entry(label: str, seconds: list[float], prompts: int = 12) -> Entry:
 
 def test_verdicts_of_a_clear_an_open_and_a_borderline_case(data: dict[str, Any], save: Save) -> None:
     base = read_report([save(data)])
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0, 0.05, 12)
+    noise = np.random.default_rng(0).normal(0, 0.05, 12)
     clear, same = entry("x", [0.5] * 12), entry("assc", list(np.clip(0.5 + noise, 0.1, 1)))
     tuned = entry("static:tuned", [1.0 + 0.1 * n for n in noise])
     report = replace(base, entries=(clear, same, tuned), ladder=None)
     groups, _ = groups_of(report)
-    _, lines = lines_of(report, groups)
-    assert comparisons(lines) == 2 and [g.name for g in groups] == ["all"]
-    (line,) = adjust(report, lines, 2)
-    assert line.best.label in ("x", "assc") and line.tuned is not None and line.tuned.verdict == "faster"
-    assert line.tuned.adjusted[0] is not None and line.tuned.interval[0] is not None
-    assert line.tuned.adjusted[0] < line.tuned.interval[0], "the adjusted interval is not wider"
-    assert line.tuned.ratio == pytest.approx(speedup([10] * 12, [p.seconds for p in line.best.played], [10] * 12,
-                                                     [p.seconds for p in tuned.played]))  # fmt: skip
-    other = same if line.best is clear else clear
-    assert compare(report, line.best, other, groups[0]).verdict == "open"
-    lift = next(x for x in np.linspace(0.0, 0.1, 201) if compare(
-        report, clear, entry("assc", list(0.5 + x + noise)), groups[0]).verdict == "faster")  # fmt: skip
-    edge = entry("assc", list(0.5 + lift + noise))
-    near = replace(base, entries=(clear, edge), ladder=None)
-    (found,) = adjust(near, lines_of(near, groups)[1], 20)
-    assert found.heuristic is not None and found.heuristic.verdict == "perhaps" and found.tuned is None
+    (line,) = judge(report, groups).lines
+    assert [g.name for g in groups] == ["all"] and line.best.label in ("x", "assc") and line.prompts == 12
+    found = line.against["tuned"]
+    assert found.verdict == "faster" and found.tests == 2 and found.p_value is not None and found.p_holm is not None
+    assert found.p_value <= found.p_holm < 0.05 and found.detectable is not None
+    assert found.ratio == pytest.approx(speedup([10] * 12, [p.seconds for p in line.best.played], [10] * 12,
+                                                [p.seconds for p in tuned.played]))  # fmt: skip
+    other = family(report, groups, HEURISTIC)["x", groups[0]]
+    assert other.verdict == "open" and family(report, groups, HEURISTIC)["assc", groups[0]].verdict == "itself"
+
+    def near(lift: float, policies: int) -> str:
+        """The verdict on x beside so many copies of the reference, none of which differs from it."""
+        slower = list(0.5 + lift + noise)
+        copies = (entry(f"copy {i}", slower) for i in range(policies))
+        report = replace(base, entries=(clear, entry("assc", slower), *copies), ladder=None)
+        return family(report, groups, HEURISTIC)["x", groups[0]].verdict
+
+    lift = next(x for x in np.linspace(0.0, 0.1, 201) if near(x, 0) == "faster")
+    assert near(lift, 20) == "perhaps", "the number of policies is not allowed for"
+
+
+def test_families_over_all_requests_are_those_of_the_file(data: dict[str, Any], save: Save) -> None:
+    """p, p after Holm, interval and detectable effect of every policy, as eval.py stores them."""
+    report = read_report([save(data)])
+    (everything, *categories), _ = groups_of(report)
+    for told, reference in zip(data["comparisons"], (PLAIN, TUNED), strict=True):
+        mine = family(report, [everything], reference)
+        for row in told["rows"]:
+            found = mine[row["label"], everything]
+            assert found.ratio == pytest.approx(row["ratio"]) and found.tests == told["tests"]
+            assert found.interval == pytest.approx(tuple(row["ci95"]))
+            assert found.p_value == pytest.approx(row["p_value"]) and found.p_holm == pytest.approx(row["p_holm"])
+            assert found.detectable == pytest.approx(row["detectable"])
+            assert found.verdict == row["verdict"] or (found.verdict, row["verdict"]) == ("perhaps", "open")
+        # the oracle and the reference itself are no contestants; the categories are a family of their own
+        assert len(mine) == len(told["rows"]) + 1
+        assert {c.tests for c in family(report, categories, reference).values() if c.verdict != "itself"} == {6}
+
+
+def test_sentences_answer_the_questions_for_a_category(data: dict[str, Any], save: Save) -> None:
+    """Numbers in the words are those of the comparison; small groups are called small."""
+    report = read_report([save(data)])
+    (_, *categories), _ = groups_of(report)
+    lines = judge(report, categories).lines
+    line = lines[0]
+    said = " ".join(line_sentences(report, line))
+    rows = {r["policy"]: r for r in data["by_category"]["a"]}
+    best = rows[line.best.label]
+    assert f"Best on a: {line.best.label}, {best['speedup']:.2f}× plain decoding" in said
+    for key, name in (("tuned", "the tuned static action (static:tuned)"), ("heuristic", "the ASSC heuristic (assc)")):
+        found = line.against[key]
+        if found.verdict == "itself":
+            assert f"It is {name} itself" in said
+            continue
+        low, high = found.interval
+        assert f"Against {name}: {found.ratio:.3f}× ({low:.3f} to {high:.3f}), p " in said
+        assert f"after Holm for {found.tests} comparisons" in said
+        assert (
+            f"The smallest effect that {line.prompts} prompts can show: {100 * (found.detectable or 0):.1f} %" in said
+        )
+    assert f"has {percent(best['speedup'] / rows['oracle']['speedup'])} of its speed" in said
+    few = caution(lines)
+    assert few is not None and f"{line.prompts} prompts each, which is few" in few
+    assert caution([replace(line, prompts=40)]) is None
+    short = " ".join(in_short(report, judge(report, [groups_of(report)[0][0]]).lines))
+    assert "Where does the time of" in short and "Leakage: none. static:tuned (tuned on 12 prompts)" in short
+
+
+def test_leakage_is_told(data: dict[str, Any], save: Save, page: Callable[..., str]) -> None:
+    leakage = data["meta"]["leakage"]
+    assert leakage == {
+        "policies": [{"label": "static:tuned", "how": "tuned", "prompts": 12, "leaked_requests": 0}],
+        "drafts": [],
+        "evaluated": 12,
+    }
+    leakage["policies"][0]["leaked_requests"] = 3
+    leakage["policies"].append({"label": "x.zip", "how": "unknown", "prompts": None, "leaked_requests": None})
+    html = page(save(data))
+    assert "LEAKAGE: static:tuned was tuned on 3 of the 12 evaluated requests" in html
+    assert "x.zip doesn&#39;t say what it was trained on" in html and "Leakage: none" not in html
+    del data["meta"]["leakage"]
+    assert "the file doesn&#39;t say what the policies have learned from" in page(save(data))
 
 
 def test_a_prompt_at_several_temperatures_is_one_unit(data: dict[str, Any], save: Save) -> None:
@@ -255,7 +324,7 @@ def test_a_prompt_at_several_temperatures_is_one_unit(data: dict[str, Any], save
     fast, slow = [0.5, 0.9] * 12, [1.0, 1.0] * 12
     copies = replace(base, entries=(entry("x", fast, 2), entry("assc", slow, 2)), ladder=None)
     two = replace(base, entries=(entry("x", fast[:2], 2), entry("assc", slow[:2], 2)), ladder=None)
-    wide, narrow = (compare(r, r.entries[0], r.entries[1], groups_of(r)[0][0]).interval for r in (two, copies))
+    wide, narrow = (family(r, groups_of(r)[0], HEURISTIC)["x", groups_of(r)[0][0]].interval for r in (two, copies))
     assert narrow == pytest.approx(wide)
 
 
@@ -408,9 +477,12 @@ def test_regret_without_an_oracle(dropped: list[str], against: str, data: dict[s
 
 def without(data: dict[str, Any], policies: list[str]) -> dict[str, Any]:
     keep = [i for i, row in enumerate(data["rows"]) if row["policy"] not in policies]
-    by_category = {c: [rows[i] for i in keep] for c, rows in data["by_category"].items()}
+    groups = {
+        key: {name: [rows[i] for i in keep] for name, rows in data[key].items()}
+        for key in ("by_category", "by_temperature")
+    }
     rows, details = ([data[key][i] for i in keep] for key in ("rows", "details"))
-    return {**data, "rows": rows, "details": details, "by_category": by_category}
+    return {**data, "rows": rows, "details": details, **groups}
 
 
 def test_texts_of_other_lengths_have_no_regret(data: dict[str, Any], save: Save, page: Callable[..., str]) -> None:
@@ -457,8 +529,11 @@ def test_measured_results_are_not_compared_across_runs(data: dict[str, Any], sav
     report = read_report([first, second])
     assert report.entries[0].label == "ar [one]" and len(report.entries) == 10
     (group, *_), _ = groups_of(report)
-    assert compare(report, report.entries[1], report.entries[7], group).verdict == "unknown"
-    assert compare(report, report.entries[1], report.entries[2], group).verdict != "unknown"
+    found = family(report, [group], HEURISTIC)
+    assert found["bandit:ucb", group].other == "assc [one]" and found["fast", group].other == "assc [two]"
+    alone = replace(report, entries=tuple(e for e in report.entries if e.label != "assc [two]"))
+    lonely = family(alone, [group], HEURISTIC)
+    assert lonely["fast", group].verdict == "unknown" and lonely["bandit:ucb", group].verdict != "unknown"
     assert "measured in separate runs" in page(first, second)
 
 

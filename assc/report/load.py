@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from assc.manifest import MANIFEST
 from assc.metrics import ROW_KEYS
-from assc.report.checked import Checked, ResultError, read_object
-from assc.report.nouns import PHASES, Bin, Entry, Played, Reliability, Result, RoundsOf, Row, View
-from assc.rounds_json import COLUMNS
+from assc.report.checked import ResultError, read_object
+from assc.report.load_rounds import RoundsReader
+from assc.report.nouns import PHASES, Bin, Entry, Guarded, Learned, Played, Reliability, Result, Row
 
 EVAL_FILE, CONFIG_FILE, LIVE_FILE, CURVES = "eval.json", "config.json", "live.json", "tb"
 """what a run directory holds"""
@@ -31,6 +32,7 @@ def read_result(path: Path) -> Result:
             training=read_object(config) if config.is_file() else {},
             live=_Reader(live).live() if live.is_file() else None,
             curves=str(curves) if curves.is_dir() else None,
+            manifest=read_object(path / MANIFEST) if (path / MANIFEST).is_file() else {},
         )
     return _Reader(path).result(str(path))
 
@@ -40,7 +42,7 @@ def result_of(data: Mapping[str, Any], name: str) -> Result:
     return _Reader(Path(name), json.loads(json.dumps(data, allow_nan=False))).result(name)
 
 
-class _Reader(Checked):
+class _Reader(RoundsReader):
     """The parts of a result."""
 
     def result(
@@ -50,6 +52,7 @@ class _Reader(Checked):
         training: Mapping[str, Any] | None = None,
         live: Mapping[str, Any] | None = None,
         curves: str | None = None,
+        manifest: Mapping[str, Any] | None = None,
     ) -> Result:
         meta = self.get(self.data, "meta", dict, "it")
         for key in ("mode", "time_source"):
@@ -66,6 +69,9 @@ class _Reader(Checked):
             training=training or {},
             live=live,
             curves=curves,
+            against=self.against(),
+            leakage=self.leakage(meta),
+            hardware=hardware if isinstance(hardware := (manifest or {}).get("hardware"), dict) else {},
         )
 
     def row(self, raw: Any, where: str) -> Row:
@@ -87,12 +93,12 @@ class _Reader(Checked):
         if not rows:
             raise self.refuse("it has no rows")
         details = self.data.get("details") or [{}] * len(rows)
-        by_category = self.data.get("by_category") or {}
-        if not isinstance(details, list) or len(details) != len(rows) or not isinstance(by_category, dict):
-            raise self.refuse("'details' and 'by_category' do not fit the rows")
-        for category, its_rows in by_category.items():
-            if not isinstance(its_rows, list) or len(its_rows) != len(rows):
-                raise self.refuse(f"the rows of category {category!r} are not those of the table")
+        if not isinstance(details, list) or len(details) != len(rows):
+            raise self.refuse("'details' do not fit the rows")
+        by_category = self.groups("by_category", "category", len(rows))
+        by_temperature = {
+            self.degrees(text): its for text, its in self.groups("by_temperature", "temperature", len(rows)).items()
+        }
         found = []
         for i, (raw, detail) in enumerate(zip(rows, details, strict=True)):
             row = self.row(raw, f"row {i + 1}")
@@ -108,6 +114,7 @@ class _Reader(Checked):
                     categories={c: self.row(r[i], f"category {c!r}") for c, r in by_category.items()},
                     played=self.played(detail, where),
                     reliability=self.reliability(detail.get("accept_reliability"), where),
+                    temperatures={t: self.row(r[i], f"temperature {t:g}") for t, r in by_temperature.items()},
                 )
             )
         if len({e.label for e in found}) < len(found):
@@ -115,6 +122,48 @@ class _Reader(Checked):
         if len({tuple(p.key for p in e.played) for e in found}) > 1:
             raise self.refuse("its policies have not played the same requests")
         return tuple(found)
+
+    def groups(self, key: str, what: str, policies: int) -> Mapping[str, list[Any]]:
+        """Name of a group -> one row per policy."""
+        found = self.data.get(key) or {}
+        if not isinstance(found, dict):
+            raise self.refuse(f"{key!r} does not fit the rows")
+        for name, its_rows in found.items():
+            if not isinstance(its_rows, list) or len(its_rows) != policies:
+                raise self.refuse(f"the rows of {what} {name!r} are not those of the table")
+        return found
+
+    def degrees(self, text: str) -> float:
+        """A temperature that is a key."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise self.refuse(f"{text!r} is no temperature")
+        return value
+
+    def against(self) -> str | None:
+        """The reference of the last comparison, None where there is only plain decoding, or nothing in older files."""
+        found = self.data.get("comparisons")
+        last = found[-1] if isinstance(found, list) and len(found) > 1 else None
+        return None if last is None else str(self.get(last, "against", str, "the last of 'comparisons'"))
+
+    def leakage(self, meta: Mapping[str, Any]) -> Guarded | None:
+        raw, where = meta.get("leakage"), "'leakage'"
+        if raw is None:
+            return None
+        learned = [
+            Learned(
+                label=self.get(one, "label", str, where),
+                how=self.get(one, "how", str, where),
+                prompts=self.number(one, "prompts", where),
+                leaked=self.number(one, "leaked_requests", where),
+            )
+            for one in self.get(raw, "policies", list, where)
+        ]
+        drafts = tuple(map(str, self.get(raw, "drafts", list, where)))
+        return Guarded(tuple(learned), drafts, self.needed(raw, "evaluated", where))
 
     def played(self, detail: Mapping[str, Any], where: str) -> tuple[Played, ...]:
         raw = detail.get("requests") or []
@@ -184,84 +233,6 @@ class _Reader(Checked):
             fraction = self.number(rung, "oracle_fraction", where)
             rungs[key] = {**numbers, "oracle_fraction": fraction, "action": rung.get("action") and str(rung["action"])}
         return rungs
-
-    def views(self) -> tuple[View, ...]:
-        raw = self.data.get("rounds")
-        if raw is None:
-            return ()
-        drafters = self.get(raw, "drafters", list, "'rounds'")
-        texts = raw.get("token_texts")
-        if texts is not None and not (isinstance(texts, dict) and all(isinstance(t, str) for t in texts.values())):
-            raise self.refuse("'token_texts' of 'rounds' are no texts")
-        found = []
-        for request in self.get(raw, "requests", list, "'rounds'"):
-            where = "a request in 'rounds'"
-            runs = tuple(self.rounds(run, drafters) for run in self.get(request, "runs", list, where))
-            found.append(
-                View(
-                    self.get(request, "id", str, where),
-                    self.get(request, "category", str, where),
-                    self.number(request, "temperature", where),
-                    int(self.number(request, "prompt_tokens", where) or 0),
-                    runs,
-                    texts,
-                    self.entropies(request, where),
-                )
-            )
-        return tuple(found)
-
-    def entropies(self, request: Any, where: str) -> tuple[float | None, ...]:
-        """The target's at each token, empty where the file doesn't have them."""
-        raw = request.get("token_entropy")
-        if raw is None:
-            return ()
-        values = self.get(request, "token_entropy", list, where)
-        return tuple(self.number({"token_entropy": h}, "token_entropy", where) for h in values)
-
-    def chances(self, run: Any, planned: Sequence[int], where: str) -> tuple[tuple[float, ...], ...]:
-        """Predicted chances of acceptance per round, at most as many as tokens were planned."""
-        if run.get("accept_chances") is None:
-            return ()
-        raw = self.get(run, "accept_chances", list, where)
-        fits = len(raw) == len(planned) and all(
-            isinstance(r, list) and len(r) <= k for r, k in zip(raw, planned, strict=True)
-        )
-        if not fits:
-            raise self.refuse(f"'accept_chances' of {where} do not fit its rounds")
-        found = tuple(tuple(self.needed({"chance": p}, "chance", where) for p in chances) for chances in raw)
-        if any(not 0 <= p <= 1 for chances in found for p in chances):
-            raise self.refuse(f"'accept_chances' of {where} are no chances")
-        return found
-
-    def rounds(self, run: Any, drafters: Sequence[Any]) -> RoundsOf:
-        policy = self.get(run, "policy", str, "a run in 'rounds'")
-        where = f"the rounds of {policy!r}"
-        columns: dict[str, list[Any]] = {name: self.get(run, name, list, where) for name in (*COLUMNS, "tokens")}
-        for name, values in columns.items():
-            for value in values:
-                if not (value is None and name == "target_entropy"):
-                    self.needed({name: value}, name, where)
-        length = len(columns["position"])
-        if any(len(columns[name]) != length for name in COLUMNS):
-            raise self.refuse(f"the columns of {where} have different lengths")
-        whole = {n: tuple(int(v) for v in columns[n]) for n in COLUMNS if n not in ("seconds", "target_entropy")}
-        if [0, *accumulate(whole["emitted"])] != [*whole["position"], len(columns["tokens"])]:
-            raise self.refuse(f"{where} do not add up to its tokens")
-        if not all(0 <= a <= d <= k for a, d, k in zip(*(whole[n] for n in ("accepted", "drafted", "k")), strict=True)):
-            raise self.refuse(f"{where} accept more than was drafted")
-        if not all(-1 <= d < len(drafters) for d in whole["drafter"]) or any(e < 1 for e in whole["emitted"]):
-            raise self.refuse(f"{where} name an unknown drafter or commit nothing")
-        finish = run.get("finish")
-        return RoundsOf(
-            policy=policy,
-            finish=None if finish is None else str(finish),
-            tokens=tuple(int(t) for t in columns["tokens"]),
-            drafter=tuple(None if d < 0 else str(drafters[d]) for d in whole["drafter"]),
-            **{name: whole[name] for name in ("position", "k", "drafted", "accepted", "emitted")},
-            seconds=tuple(float(s) for s in columns["seconds"]),
-            entropy=tuple(None if h is None else float(h) for h in columns["target_entropy"]),
-            chances=self.chances(run, whole["k"], where),
-        )
 
     def live(self) -> Mapping[str, Any]:
         """The check on the live decoder: counts, and the row of the policy live and in replay."""

@@ -72,6 +72,10 @@ class Entry:
     """empty in files without numbers per request"""
     reliability: Reliability | None = None
     """None for policies that predict no acceptance"""
+    temperatures: Mapping[float, Row] = field(default_factory=dict)
+    """empty in files that don't say"""
+    given: str = ""
+    """label in its file, where the page has another one"""
 
     @property
     def oracle(self) -> bool:
@@ -118,6 +122,29 @@ class View:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """A policy that was tuned or trained before the evaluation."""
+
+    label: str
+    how: str
+    """tuned, trained, or unknown"""
+    prompts: float | None
+    """that it has learned from"""
+    leaked: float | None
+    """evaluated requests among them, None where nobody knows"""
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What the leakage guard of eval.py looked at and found (`assc.leakage.told`)."""
+
+    learned: tuple[Learned, ...]
+    drafts: tuple[str, ...]
+    """a sentence per draft that has learned from evaluated requests"""
+    evaluated: float
+
+
+@dataclass(frozen=True)
 class Result:
     """One file or run directory."""
 
@@ -134,3 +161,9 @@ class Result:
     """`live.json` of a run directory"""
     curves: str | None = None
     """folder of TensorBoard curves"""
+    against: str | None = None
+    """label of the policy with which the file compares the others besides plain decoding"""
+    leakage: Guarded | None = None
+    """None in older files"""
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    """of the machine that ran it, from `manifest.json` of a run directory"""

@@ -2,86 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from assc.metrics import DEFINITIONS, ROW_KEYS
 from assc.report import curves, figures
-from assc.report.compare import (
-    Comparison,
-    Group,
-    Line,
-    adjust,
-    candidates,
-    comparisons,
-    groups_of,
-    is_heuristic,
-    is_tuned,
-    lines_of,
-    row_of,
-)
+from assc.report.compare import Group, candidates, groups_of, is_heuristic, is_tuned
 from assc.report.join import Report
 from assc.report.nouns import PHASES, Entry, Result, View
 from assc.report.regret import regret_of
 from assc.report.rounds import KINDS, Round, token_rounds
 from assc.report.svg import Chart
-from assc.stats import Interval
+from assc.report.verdicts import Judged, Line, Reference, judge, references
+from assc.report.words import (
+    answer,
+    caution,
+    drafting,
+    evidence,
+    families_note,
+    in_short,
+    line_sentences,
+    many,
+    mark,
+    percent,
+    shown,
+    span,
+    times,
+)
 
 TEMPLATE = "page.html.jinja"
 LONGEST = 400
 """tokens of a request that its views show"""
 MANY_RUNS = 12
 """policies per request whose rounds are shown"""
-VERDICTS: Mapping[str, str] = {
-    "itself": "it is the same policy",
-    "faster": "yes, faster",
-    "slower": "no, slower",
-    "perhaps": "perhaps",
-    "open": "not shown",
-    "unknown": "cannot be told",
-}
-"""answers to "is the best policy faster than the other?"; the page explains `perhaps` and `not shown`"""
-MARKS: Mapping[str, str] = {"faster": "yes", "slower": "no", "perhaps": "maybe", "open": "maybe"}
-"""class of a cell that holds the verdict"""
-
-
-# -- numbers in words ------------------------------------------------------------------------------------------------
-
-
-def times(value: float | None, digits: int = 2) -> str:
-    """A ratio: 1.52×."""
-    return "n/a" if value is None else f"{value:.{digits}f}×"
-
-
-def percent(value: float | None) -> str:
-    """A share: 12.3 %."""
-    return "n/a" if value is None else f"{round(100 * value, 1) + 0.0:.1f} %"
-
-
-def span(interval: Interval, digits: int = 2) -> str:
-    """An interval, empty where it is not known."""
-    low, high = interval
-    return "" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
-
-
-def shown(value: Any) -> str:
-    """Any entry of a file as text."""
-    if value is None or value in ("", [], {}):
-        return "unknown"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(shown, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {shown(item)}" for key, item in value.items())
-    return str(value)
 
 
 def row_cells(entry: Entry) -> list[str]:
@@ -126,6 +83,7 @@ def provenance(result: Result) -> dict[str, str]:
         "commit": shown(meta.get("git_commit") or training.get("git_commit")),
         "versions": shown(meta.get("versions")),
         "hardware": shown(meta.get("machine") or meta.get("device")),
+        "played on": shown(result.hardware) if result.hardware else "",
         "pair": shown(meta.get("pair")),
         "device, dtype, threads": ", ".join(shown(meta.get(key)) for key in ("device", "dtype", "threads")),
         "mode": shown(meta.get("mode")),
@@ -155,7 +113,7 @@ def provenance_table(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     return [(key, [c[key] for c in columns]) for key in columns[0] if any(c[key] for c in columns)]
 
 
-# -- findings --------------------------------------------------------------------------------------------------------
+# -- the whole page --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -164,73 +122,30 @@ class Table:
 
     title: str
     groups: Sequence[Group]
-    lines: Sequence[Line]
+    found: Judged
+    sentences: Sequence[tuple[str, Sequence[str]]]
+    """per group its name with the number of prompts, and what is said about it"""
+    caution: str | None
+    note: str
+
+    @property
+    def lines(self) -> Sequence[Line]:
+        return self.found.lines
 
 
-def verdict(found: Comparison | None) -> str:
-    """One comparison in words."""
-    if found is None:
-        return "not played"
-    if found.verdict in ("itself", "unknown"):
-        return VERDICTS[found.verdict]
-    return f"{VERDICTS[found.verdict]} ({times(found.ratio, 3)}, {span(found.interval, 3)})"
+def _table(report: Report, title: str, groups: Sequence[Group]) -> Table:
+    found = judge(report, groups)
+    said = [(_heading(line), line_sentences(report, line)) for line in found.lines]
+    return Table(title, groups, found, said, caution(found.lines), families_note(report, found.lines))
 
 
-def mark(found: Comparison | None) -> str:
-    """Class of the cell of a comparison."""
-    return "" if found is None else MARKS.get(found.verdict, "")
+def _shown_references(report: Report) -> list[Reference]:
+    """Those of the table of all policies; plain decoding is in the ladder already."""
+    return [r for r in references(report) if r.wanted is not None] or references(report)
 
 
-def in_short(report: Report, lines: Sequence[Line]) -> list[str]:
-    """The answers to the four questions that a reader comes with, over all requests."""
-    if not lines:
-        return []
-    first, said = lines[0], []
-    bounds = span(first.cell.interval)
-    said.append(
-        f"Best policy over all requests: {first.best.label}, {times(first.cell.speedup)} plain decoding"
-        + (f" (95 % interval {bounds})." if bounds else ".")
-    )
-    for name, found in (("the tuned static action", first.tuned), ("the ASSC heuristic", first.heuristic)):
-        if found is not None and found.verdict == "itself":
-            said.append(f"It is {name} itself.")
-        elif found is not None:
-            said.append(f"Is it faster than {name} ({found.other}), beyond chance? {_sentence(found)}")
-    if first.oracle is not None and first.cell.speedup is not None:
-        gap = "" if first.fraction is None else f", and {percent(first.fraction)} of the way from static:tuned to it"
-        reached = percent(first.cell.speedup / first.oracle)
-        said.append(
-            f"How far is the optimum? The hindsight oracle reaches {times(first.oracle)}: the best policy has "
-            f"{reached} of its speed{gap}."
-        )
-    if all(v is not None for v in first.best.phases.values()):
-        shares = ", ".join(f"{phase} {100 * figures.share(first.best, phase):.1f} %" for phase in PHASES)
-        said.append(f"Where does the time of {first.best.label} go? {shares} (section 4).")
-    return said
-
-
-SENTENCES: Mapping[str, str] = {
-    "faster": "Yes",
-    "slower": "No, it is slower",
-    "perhaps": "Perhaps: only without the correction for all comparisons of this page",
-    "open": "Not shown: the interval contains 1",
-    "unknown": "That cannot be told from these results",
-}
-
-
-def _sentence(found: Comparison) -> str:
-    if found.verdict == "unknown":
-        return f"{SENTENCES[found.verdict]}."
-    return f"{SENTENCES[found.verdict]} (ratio {times(found.ratio, 3)}, 95 % interval {span(found.interval, 3)})."
-
-
-def drafting(line: Line) -> float | None:
-    """Share of the seconds that the best policy of a group spends drafting, None where the file doesn't say."""
-    row = row_of(line.best, line.group)
-    return None if row is None else row["draft_time_share"]
-
-
-# -- the whole page --------------------------------------------------------------------------------------------------
+def _heading(line: Line) -> str:
+    return f"{line.group.name}: {many(line.prompts, 'prompt')}, {many(line.requests, 'request')}"
 
 
 @dataclass(frozen=True)
@@ -258,17 +173,15 @@ def _views(report: Report, requests: int, lines: Sequence[Line]) -> list[ShownVi
 
 def render(report: Report, *, requests: int = 3, title: str = "") -> str:
     """The page as HTML. `requests` is how many of the stored requests are shown round by round."""
-    groups, temperatures = groups_of(report)
-    cells, lines = lines_of(report, groups)
-    more_cells, more_lines = lines_of(report, temperatures)
-    tests = comparisons([*lines, *more_lines])
-    lines, more_lines = adjust(report, lines, tests), adjust(report, more_lines, tests)
-    tables = [Table("Per category", groups, lines)]
-    if more_lines:
-        tables.append(Table("Per temperature", temperatures, more_lines))
+    (everything, *categories), temperatures = groups_of(report)
+    named = {"Per category": categories, "Per temperature": temperatures}
+    whole = _table(report, "All requests", [everything])
+    tables = [table for name, groups in named.items() if (table := _table(report, name, groups)).lines]
+    lines = whole.lines
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"times": times, "percent": percent, "span": span, "svg": Markup}
-    environment.filters |= {"verdict": verdict, "mark": mark, "drafting": drafting}
+    environment.filters |= {"answer": answer, "evidence": evidence, "mark": mark, "drafting": drafting}
+    environment.filters["short"] = figures.shorten
     template = environment.from_string(files("assc.report").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     regret, c = regret_of(report), report.meta.get("c")
     temperature = report.meta.get("temperature")
@@ -278,7 +191,7 @@ def render(report: Report, *, requests: int = 3, title: str = "") -> str:
         meta=report.meta,
         c=f"{c:.3f}" if isinstance(c, float | int) else "unknown",
         short=in_short(report, lines),
-        answers=[x for x in lines if x.group.kind == "category"],
+        answers=next((t for t in tables if t.groups is categories), None),
         provenance=provenance_table(report.results),
         ladder_chart=figures.ladder_chart(report),
         rungs=figures.rung_rows(report.ladder),
@@ -286,9 +199,10 @@ def render(report: Report, *, requests: int = 3, title: str = "") -> str:
         definitions=DEFINITIONS,
         rows=[(entry, row_cells(entry)) for entry in report.entries],
         tables=tables,
-        cells={**cells, **more_cells},
-        tests=tests,
-        temperatures_unknown=isinstance(temperature, list) and not more_lines,
+        whole=whole,
+        everything=everything,
+        references=_shown_references(report),
+        temperatures_unknown=isinstance(temperature, list) and not temperatures,
         has_tuned=any(is_tuned(e) for e in report.entries),
         has_heuristic=any(is_heuristic(e) for e in report.entries),
         eligible={e.label for e in candidates(report.entries)},
