@@ -56,6 +56,8 @@ class Goodput(BasePolicy):
         self._passed: list[int] = [0]
         self._reached: list[int] = [0]
         """[1 + cap] rounds of the history in which position j was accepted, and judged"""
+        self._sums = [0, 0]
+        """of these two"""
         self._counted: list[list[int]] | None = None
         """the list of which these are the counts"""
 
@@ -68,9 +70,10 @@ class Goodput(BasePolicy):
     def act(self, observation: Observation) -> Action:
         level, c = load_level(observation.occupancy), observation.cost_ratio
         self.level = level
-        if self._planned is None or self._planned[:2] != (level, c):
-            self._planned = (level, c, self._best(level, c))
-        k = self._planned[2]
+        planned = self._planned
+        if planned is None or planned[0] != level or planned[1] != c:
+            planned = self._planned = (level, c, self._best(level, c))
+        k = planned[2]
         return self.draft(1 if k == 0 and self.idle >= self.probe else k, observation)
 
     def accept_chances(self, action: Action) -> tuple[float, ...]:
@@ -86,23 +89,29 @@ class Goodput(BasePolicy):
     def _recount(self) -> None:
         """Count the history anew where it is not the one that was counted: after `begin` and a restored state."""
         if self._counted is not self.history:
-            self._passed, self._reached = [0] * (self._cap + 1), [0] * (self._cap + 1)
+            self._passed, self._reached, self._sums = [0] * (self._cap + 1), [0] * (self._cap + 1), [0, 0]
             self._counted = self.history
             for accepted, judged in self.history:
                 self._count(accepted, judged, 1)
 
     def _count(self, accepted: int, judged: int, sign: int) -> None:
-        passed, reached = self._passed, self._reached
-        for j in range(1, min(accepted, self._cap) + 1):
-            passed[j] += sign
-            reached[j] += sign
+        reached, sums = self._reached, self._sums
+        if accepted:
+            passed, counted = self._passed, min(accepted, self._cap)
+            for j in range(1, counted + 1):
+                passed[j] += sign
+                reached[j] += sign
+            sums[0] += sign * counted
+            sums[1] += sign * counted
         if accepted < judged <= self._cap:
             reached[judged] += sign
+            sums[1] += sign
 
     def _best(self, level: str, c: float) -> int:
-        self._recount()
+        if self._counted is not self.history:
+            self._recount()
         passed, reached = self._passed, self._reached
-        pooled = (PRIOR + sum(passed)) / (1.0 + sum(reached))
+        pooled = (PRIOR + self._sums[0]) / (1.0 + self._sums[1])
         plain, call, token = prices(self.costs, level, self.drafter or self._first, c)
         best, value = 0, 1.0 / plain
         tokens = power = 1.0
@@ -123,12 +132,16 @@ class Goodput(BasePolicy):
             self.idle += 1
         else:
             self.idle = 0
-            judged = record.accepted + (record.accepted < record.drafted and record.finish is None)
-            self._recount()
-            self.history.append([record.accepted, judged])
-            self._count(record.accepted, judged, 1)
-            if len(self.history) > self.window:
-                accepted, judged = self.history.pop(0)
-                self._count(accepted, judged, -1)
-        c = self._planned[1] if self._planned is not None else 0.0
-        self._planned = (self.level, c, self._best(self.level, c)) if self._planned is not None else None
+            accepted, history = record.accepted, self.history
+            judged = accepted + (accepted < record.drafted and record.finish is None)
+            if self._counted is not history:
+                self._recount()
+            history.append([accepted, judged])
+            old = history.pop(0) if len(history) > self.window else None
+            if old is None or (accepted, judged) != (old[0], old[1]):
+                self._count(accepted, judged, 1)
+                if old is not None:
+                    self._count(old[0], old[1], -1)
+        if self._planned is not None:
+            c = self._planned[1]
+            self._planned = (self.level, c, self._best(self.level, c))

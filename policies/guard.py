@@ -200,11 +200,19 @@ class Guard(BasePolicy):
         if not 0.0 < record.seconds <= 1e6:
             return False
         drafting = record.draft_seconds if 0.0 <= record.draft_seconds <= record.seconds else 0.0
-        added = (record.drafted, record.accepted, record.emitted, record.seconds, drafting)
-        for name, value in zip(SUMS, added, strict=True):
-            self.sums[name] += value
-        here = (1.0, record.emitted, record.seconds, drafting, max(record.draft_steps, record.drafted))
-        self.here = [a + b for a, b in zip(self.here, here, strict=True)]
+        emitted, seconds, drafted = record.emitted, record.seconds, record.drafted
+        sums = self.sums
+        sums["drafted"] += drafted
+        sums["accepted"] += record.accepted
+        sums["tokens"] += emitted
+        sums["seconds"] += seconds
+        sums["draft_seconds"] += drafting
+        here = self.here
+        here[0] += 1.0
+        here[1] += emitted
+        here[2] += seconds
+        here[3] += drafting
+        here[4] += max(record.draft_steps, drafted)
         if record.plain:
             self.plain = [self.plain[0] + 1.0, self.plain[1] + record.seconds]
         return True

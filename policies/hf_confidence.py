@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import ClassVar
 
 from assc.core import RoundRecord
@@ -66,9 +67,9 @@ class HfConfidence(BaseStepPolicy):
         self.round: list[float] = []
         """probabilities of the tokens drafted in this round"""
         self.good: list[float] = []
-        """samples that were accepted"""
+        """samples that were accepted, ascending"""
         self.bad: list[float] = []
-        """samples that were refused"""
+        """samples that were refused, ascending"""
 
     def decide(self, step: StepObservation) -> Decision:
         if step.prob is None:
@@ -80,10 +81,11 @@ class HfConfidence(BaseStepPolicy):
         seen, self.round = self.round, []
         if not self.refit or not seen:
             return
-        self.good += seen[: record.accepted]
+        for p in seen[: record.accepted]:
+            insort(self.good, p)
         # a round that the text's end cut short refused nothing
-        if record.finish is None:
-            self.bad += seen[record.accepted : record.accepted + 1]
+        if record.finish is None and record.accepted < len(seen):
+            insort(self.bad, seen[record.accepted])
         if self.good and self.bad and len(self.good) + len(self.bad) > SAMPLES:
             self.t = best_threshold(self.good, self.bad)
 
@@ -91,17 +93,22 @@ class HfConfidence(BaseStepPolicy):
 def best_threshold(good: list[float], bad: list[float]) -> float:
     """The sample t that minimises (share of `bad` ≥ t) + 3·(share of `good` < t); the largest of equals.
 
-    >>> best_threshold([0.9, 0.8, 0.7], [0.2, 0.3, 0.75])
+    Both lists ascend. The best t is one of `good`: just above a t between them fewer of `bad` are kept and no more of
+    `good` missed. It lies where the second term alone is no more than the cost found, in the lowest third of `good`.
+
+    >>> best_threshold([0.7, 0.8, 0.9], [0.2, 0.3, 0.75])
     0.7
     """
     best, least = 0.0, float("inf")
-    kept, missed = 0, len(good)  # of `bad` and of `good`, at the threshold under way
-    samples = sorted([(p, True) for p in good] + [(p, False) for p in bad], reverse=True)
-    for i, (t, accepted) in enumerate(samples):
-        kept, missed = kept + (not accepted), missed - accepted
-        if i + 1 < len(samples) and samples[i + 1][0] == t:
-            continue
-        cost = kept / len(bad) + MISS * missed / len(good)
-        if cost < least:
+    goods, bads = len(good), len(bad)
+    before = -1.0
+    for i, t in enumerate(good):
+        if t == before:
+            continue  # as many are below it as below the first of its equals
+        before, missed = t, MISS * i / goods
+        if missed > least:
+            break
+        cost = (bads - bisect_left(bad, t)) / bads + missed
+        if cost <= least:
             best, least = t, cost
     return best

@@ -47,15 +47,14 @@ def add_round(costs: Costs, record: RoundRecord, level: str) -> bool:
         rows = costs[level] = {VERIFY: [0.0] * 5}
     d, s = record.drafted, record.seconds - drafting
     n, sd, ss, sdd, sds = rows[VERIFY]
-    rows[VERIFY] = [
-        *(MEMORY * n + 1.0, MEMORY * sd + d, MEMORY * ss + s),
-        *(MEMORY * sdd + d * d, MEMORY * sds + d * s),
-    ]
+    sdd, sds = MEMORY * sdd + d * d, MEMORY * sds + d * s
+    rows[VERIFY] = [MEMORY * n + 1.0, MEMORY * sd + d, MEMORY * ss + s, sdd, sds]
     name = record.action.drafter
-    if name is not None and record.drafted:
-        forwards = float(record.draft_steps or (0 if is_lookup(name) else record.drafted))
-        if is_lookup(name) and record.peeked:
+    if name is not None and d:
+        lookup = is_lookup(name)
+        if lookup and record.peeked:
             return True  # the seconds are those of another drafter's first forward
+        forwards = float(record.draft_steps or (0 if lookup else d))
         calls, before, spent = rows.get(name, (0.0, 0.0, 0.0))
         rows[name] = [MEMORY * calls + 1.0, MEMORY * before + forwards, MEMORY * spent + drafting]
     return True
@@ -78,30 +77,48 @@ def prices(costs: Costs, level: str, drafter: str | None, c: float) -> tuple[flo
     >>> [round(v, 2) for v in prices(costs, "16", "model", 0.1)]
     [2.0, 0.0, 0.3]
     """
-    ((call, token),), plain = price_list(costs, level, (drafter,), c)
-    return plain, call, token
+    rows = _rows(costs, level)
+    if rows is None:
+        return 1.0, *_unmeasured(drafter, c)
+    slope, plain = _verification(rows)
+    return plain, *_drafting(rows, drafter, slope, plain, c)
 
 
 def price_list(
     costs: Costs, level: str, drafters: Sequence[str | None], c: float
 ) -> tuple[list[tuple[float, float]], float]:
     """Seconds of a call and of each drafted token of every drafter, and those of a plain step, as `prices` says."""
+    rows = _rows(costs, level)
+    if rows is None:
+        return [_unmeasured(drafter, c) for drafter in drafters], 1.0
+    slope, plain = _verification(rows)
+    return [_drafting(rows, drafter, slope, plain, c) for drafter in drafters], plain
+
+
+def _rows(costs: Costs, level: str) -> Any:
+    """The sums of this level or of the nearest one; None before anything was measured."""
     rows = costs.get(level)
     if rows is None and costs:
         rows = costs[min(costs, key=lambda known: abs(int(known) - int(level)))]
-    if rows is None or rows[VERIFY][2] <= 0.0:
-        return [(0.0, 0.0 if d is None or is_lookup(d) else max(c, 0.0)) for d in drafters], 1.0
+    return None if rows is None or rows[VERIFY][2] <= 0.0 else rows
+
+
+def _unmeasured(drafter: str | None, c: float) -> tuple[float, float]:
+    return 0.0, 0.0 if drafter is None or is_lookup(drafter) else max(c, 0.0)
+
+
+def _verification(rows: Any) -> tuple[float, float]:
+    """Seconds of a verified token, and of a plain step."""
     n, sd, ss, sdd, sds = rows[VERIFY]
     slope = max(0.0, (sds - sd * ss / n) / (sdd - sd * sd / n + RIDGE))
-    plain = max((ss - slope * sd) / n, 0.1 * ss / n)
-    found = []
-    for drafter in drafters:
-        if drafter is None:
-            found.append((0.0, slope))
-            continue
-        calls, forwards, seconds = rows.get(drafter, (0.0, 0.0, 0.0))
-        if not forwards and is_lookup(drafter):
-            found.append((seconds / calls if calls else 0.0, slope))
-        else:
-            found.append((0.0, slope + (seconds + c * plain) / (forwards + 1.0)))
-    return found, plain
+    return slope, max((ss - slope * sd) / n, 0.1 * ss / n)
+
+
+def _drafting(rows: Any, drafter: str | None, slope: float, plain: float, c: float) -> tuple[float, float]:
+    """Seconds of a call of the drafter, and of each drafted token with its verification."""
+    if drafter is None:
+        return 0.0, slope
+    calls, forwards, seconds = rows.get(drafter, (0.0, 0.0, 0.0))
+    if not forwards and is_lookup(drafter):
+        return seconds / calls if calls else 0.0, slope
+    return 0.0, slope + (seconds + c * plain) / (forwards + 1.0)

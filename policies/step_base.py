@@ -37,6 +37,7 @@ class BaseStepPolicy(BasePolicy):
         if self.drafter is None:
             self._first = first_model(table) or self._first
         self._lookup = first_lookup(table)
+        self._most = {name: max(table.k_values(name)) for name in table.drafters}
 
     def act(self, observation: Observation) -> Action:
         if self.m and self._lookup is not None and (observation.ngram_match or 0) >= self.m:
@@ -45,7 +46,7 @@ class BaseStepPolicy(BasePolicy):
         return ROLLBACK if name is None else self.draft(self._within(self.cap, name), observation, name)
 
     def _within(self, k: int, drafter: str) -> int:
-        return min(k, max(self.table.k_values(drafter)))
+        return min(k, self._most[drafter])
 
     def decide(self, step: StepObservation) -> Decision:
         raise NotImplementedError
