@@ -1,4 +1,4 @@
-"""Shared fixtures: threads, and the real model that some tests need."""
+"""Shared by all tests: cores and threads, and the real model that some of them need."""
 
 from __future__ import annotations
 
@@ -14,6 +14,27 @@ from assc.pairs import LoadedPair, load_pair
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS") or min(2, usable_cores()))
 """two threads at most: spinning threads of parallel test runs slow each other down"""
+MOST_WORKERS = 8
+"""each holds torch and the real model: 1.5 GB"""
+SLOW = ("test_docs", "test_distill")
+"""files that take longest, slowest first: begun first, they leave no worker alone at the end"""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs on all cores, file by file, where pytest-xdist is installed; `-n 0` says otherwise.
+
+    What is chosen by name runs in this process, which starts sooner than workers do.
+    """
+    option = config.option
+    chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or option.keyword or option.markexpr
+    alone = chosen or option.collectonly or option.usepdb or hasattr(config, "workerinput")
+    if alone or getattr(option, "numprocesses", 0) is not None:
+        return
+    workers = min(usable_cores(), MOST_WORKERS)
+    if workers > 1:
+        option.numprocesses, option.dist, option.loadscopereorder = workers, "loadfile", False
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the workers and of what they start
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,10 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks for the real model carries the marker `model`."""
+    """Whatever asks for the real model carries the marker `model`; slow files come first."""
     for item in items:
         if "smollm2" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.model)
+    rank = {name: i for i, name in enumerate(SLOW)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(SLOW)))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from tiny_traces import COSTS, tiny_trace
 import eval as eval_script
 import train_policy
 from assc import __main__ as module_main
-from assc import registry
+from assc import registry, seed_table
 from assc.costs_io import CostFile, write_costs
 from assc.drafters import base as drafters
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
@@ -30,7 +30,8 @@ SMALL: dict[str, dict[str, str | None]] = {
     "drafts": {"--pair": "tiny", "--requests": "2", "--max-new-tokens": "8", "--json": None},
     "replay": {"--traces": "trace.npz", "--cost": "costs.json", "--json": None, "--tensorboard": None},
     "train": {"--total-timesteps": "64", "--eval-requests": "3", "--live-requests": "0"},
-    "train live": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"},
+    "train live": {"--pair": "tiny", "--total-timesteps": "32", "--eval-requests": "1", "--max-new-tokens": "8"}
+    | {"--eval-max-new-tokens": "8"},
     "drift": {"--seeds": "1", "--tokens": "60", "--segments": "2", "--window": "10", "--json": None, "--svg": None},
     "live-check": {"--pair": "tiny", "--requests": "1", "--traces": "tiny.npz", "--cost": "tiny.json", "--json": None},
 }
@@ -103,11 +104,13 @@ def run(command: str) -> int:
             pytest.skip("resuming is tested in test_training.py")
         if "--seeds" in words or "--sweep" in words:
             pytest.skip("seeds and sweeps are run by test_many_runs.py")
-        if "step" in words:
+        if "live" in words:
+            return train_policy.main(shrink(words[2:], SMALL["train live"]))
+        files: dict[str, str | None] = {}
+        if words[2:] and "accept_stop" not in words:  # these play on the packaged trace
             write_small_trace()
             files = {"--traces": "trace.npz", "--cost": "costs.json"}
-            return train_policy.main(shrink(words[2:], {**SMALL["train"], **files}))
-        return train_policy.main(shrink(words[2:], SMALL["train live" if "live" in words else "train"]))
+        return train_policy.main(shrink(words[2:], {**SMALL["train"], **files}))
     if words[:4] == ["python", "-m", "assc", "live-check"]:
         write_trace(tiny_trace(), Path("tiny.npz"))
         write_costs(CostFile(COSTS), Path("tiny.json"))
@@ -144,6 +147,7 @@ def test_documented_command_runs(
         assert (ROOT / script).is_file()
         pytest.skip("a benchmark: it measures, which is no test's business")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(seed_table, "SYNTHETIC_REQUESTS", 20)
     assert run(command) == 0
     assert capsys.readouterr().out.strip()
 

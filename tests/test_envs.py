@@ -18,13 +18,14 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
+from tiny_traces import COSTS, tiny_trace
 
 import envs
 from assc.actions import ActionTable
 from assc.core import Action, Request, RoundRecord
 from assc.errors import ArtefactError, RequestError, SpecError
 from assc.observe import DEFAULT_FIELDS, FIELDS, Featurizer
-from envs import LIVE_ID, LIVE_MEASURED_ID, SpecDecodeEnv
+from envs import LIVE_ID, LIVE_MEASURED_ID, MARKOV_ID, REPLAY_ID, STEP_REPLAY_ID, SpecDecodeEnv
 from envs.describe import field_table, reward_table
 from envs.rewards import REWARDS, make_reward
 
@@ -43,9 +44,17 @@ def fake_env(backend: FakeBackend | None = None, *, n: int = 6, tokens: int = 24
     return SpecDecodeEnv(backend or FakeBackend(), fake_requests(n, max_new_tokens=tokens), **options)
 
 
+IDS = sorted(env_id for env_id in gym.registry if env_id.startswith("assc/"))
+
+
 def make(env_id: str = LIVE_ID, **options: Any) -> gym.Env[Any, Any]:
-    backend: Callable[[], FakeBackend] = MeasuredFake if env_id == LIVE_MEASURED_ID else FakeBackend
-    return gym.make(env_id, backend=backend, requests=fake_requests(5, max_new_tokens=12), **options)
+    """Any registered environment without models: a fake in place of the live ones, a small trace for replay."""
+    if env_id in (REPLAY_ID, STEP_REPLAY_ID):
+        options = {"trace": tiny_trace(), "cost_model": COSTS, "split": None, **options}
+    elif env_id != MARKOV_ID:
+        backend: Callable[[], FakeBackend] = MeasuredFake if env_id == LIVE_MEASURED_ID else FakeBackend
+        options = {"backend": backend, "requests": fake_requests(5, max_new_tokens=12), **options}
+    return gym.make(env_id, **options)
 
 
 def play(env: gym.Env[Any, Any], actions: list[int] | None = None, seed: int | None = None) -> list[Any]:
@@ -57,7 +66,7 @@ def play(env: gym.Env[Any, Any], actions: list[int] | None = None, seed: int | N
     return steps
 
 
-@pytest.mark.parametrize("env_id", [LIVE_ID, LIVE_MEASURED_ID])
+@pytest.mark.parametrize("env_id", IDS)
 def test_b10_g02_both_checkers_pass_on_every_registered_id(env_id: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -166,9 +175,10 @@ def test_b09_eos_terminates_and_the_budget_truncates_never_both() -> None:
     assert both[2:4] == (True, False)
 
 
-def test_g06_types_are_pythons_own() -> None:
+@pytest.mark.parametrize("env_id", IDS)
+def test_g06_types_are_pythons_own(env_id: str) -> None:
     for name in REWARDS:
-        for step in play(fake_env(reward=name), [4, 0]):
+        for step in play(make(env_id, reward=name).unwrapped, [1, 0]):
             assert type(step[1]) is float and type(step[2]) is bool and type(step[3]) is bool
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3 import PPO
-from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from tiny_traces import COSTS, tiny_trace
 
 from assc.core import Totals
@@ -22,7 +19,6 @@ from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.observe import DEFAULT_FIELDS, FIELDS
 from assc.oracle import optimum
 from assc.vector_replay import FlatTrace
-from envs import MARKOV_ID, REPLAY_ID
 from envs.replay import replay_env
 from envs.rewards import REWARDS
 from envs.vector import ReplayVecEnv, ReplayVectorEnv
@@ -175,14 +171,6 @@ def test_ppo_learns_on_it() -> None:
     model = PPO("MlpPolicy", ReplayVecEnv(markov_trace(), MARKOV_COSTS, 8), n_steps=16, batch_size=32, device="cpu")
     model.learn(256)
     assert model.ep_info_buffer is not None and len(model.ep_info_buffer) > 0
-
-
-@pytest.mark.parametrize("env_id", [REPLAY_ID, MARKOV_ID])
-@pytest.mark.filterwarnings("ignore:.*different from the unwrapped version.*")
-def test_both_checkers_pass(env_id: str) -> None:
-    options = {"trace": tiny_trace(), "cost_model": COSTS} if env_id == REPLAY_ID else {}
-    check_env(gym.make(env_id, **options))
-    sb3_check_env(gym.make(env_id, **options).unwrapped)
 
 
 def test_a_rejection_trace_is_refused() -> None:
