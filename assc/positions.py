@@ -214,6 +214,7 @@ class PositionBackend:
             text.peek[1][n] if peeked else None,
             text.peek[2][n] if peeked else None,
             text.match[n] if self._matches and "ngram_match" in needs else None,
+            (*self.request.prompt_ids, *text.tokens[:n]) if "committed" in needs else None,
         )
         return self._decision
 
