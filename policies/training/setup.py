@@ -14,7 +14,7 @@ from assc.costs_io import read_costs
 from assc.errors import TraceError
 from assc.files import write_json
 from assc.manifest import PACKAGED, packaged_workload
-from assc.observe import DEFAULT_FIELDS, LEARNER_FIELDS
+from assc.observe import LEARNER_FIELDS
 from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
 from assc.trace import IMPORTED, Trace
@@ -60,6 +60,7 @@ class Problem:
     def play(self, config: TrainConfig, lanes: int) -> Play:
         """The environment to train on; `lanes` counts only where there is a trace."""
         import os
+
         F = tuple(os.environ["FIELDS"].split(",")) if "FIELDS" in os.environ else LEARNER_FIELDS
         fields = (*F, *PEEKED_FIELDS) if config.peek else F
         if config.granularity == "step":
