@@ -173,6 +173,8 @@ class Observation:
     draft_margin: float | None = None
     ngram_match: int | None = None
     """length of the longest suffix of the committed text that occurred before, capped by the drafter's maximum"""
+    committed: Sequence[int] | None = None
+    """token ids of the prompt and of what was committed behind it"""
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from assc.costs import CostModel
 from assc.errors import RequestError
 from assc.groups import check_chunks
 from assc.loads import STAY, Load, check_loads, load_schedule
+from assc.text_memory import TEXT, text_columns
 from assc.trace import CONFIDENCE, FINISHES, Trace
 from assc.trace_rules import check_replayable, kv_slots, peek_drafter
 
@@ -94,6 +95,19 @@ class FlatTrace:
         self.per_catch_up: Floats = np.array([d.per_catch_up for d in own])
         self.feeds = np.array([d.keeps != "nothing" for d in header.drafters])
         self.keeps_drafts = np.array([d.keeps == "drafts" for d in header.drafters])
+        self._text: Floats = np.full((0, TEXT), np.nan)
+        self._text_known = np.zeros(len(trace), bool)
+
+    def text_numbers(self, rows: Ints) -> Floats:
+        """`assc.text_memory` numbers [P, TEXT] of all positions; those of other rows than `rows` may be missing."""
+        if not len(self._text):
+            self._text = np.full((self.size, TEXT), np.nan)
+        for row in np.unique(rows[~self._text_known[rows]]).tolist():
+            c, part = self.trace.columns, slice(*self.trace.columns["offsets"][row : row + 2])
+            prompt = c["prompt_ids"][slice(*c["prompt_offsets"][row : row + 2])].tolist()
+            self._text[part] = text_columns(prompt, c["tokens"][part].tolist())
+            self._text_known[row] = True
+        return self._text
 
     def _schedule(self, stay: float) -> Ints:
         check_loads(self.loads, stay)

@@ -197,6 +197,7 @@ class LiveBackend(OneRound[LiveRound]):
             draft_top1=draft.top1 if draft else None,
             draft_margin=draft.margin if draft else None,
             ngram_match=engine.match_length(batch, 0) if "ngram_match" in needs else None,
+            committed=tuple(row.tokens) if "committed" in needs else None,
         )
         self._decision = observation
         self._observing += self._clock() - start

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from assc.core import Observation, RoundRecord
 from assc.errors import ArtefactError
+from assc.kinds import is_lookup
+from assc.text_memory import TEXT, TextReader
 
 FEATURES_VERSION = 1
 """Raise it when the meaning, order or bounds of a field change: older artefacts are then refused."""
@@ -25,6 +27,9 @@ HISTORY = 4
 EMA_DECAY = 0.7
 EMA_START = 0.75
 """start value and decay of the acceptance average, those of the reference heuristic"""
+
+HITS_START = 0.5
+"""average of hits before there was a round"""
 
 MAX_ENTROPY = 12.0
 """nats; above the entropy of a uniform distribution over 160,000 tokens (11.98)"""
@@ -92,6 +97,14 @@ def _optional(value: float | None) -> float:
 
 def _match(o: Observation) -> Sequence[float]:
     return [-1.0 if o.ngram_match is None else min(o.ngram_match, MAX_MATCH) / MAX_MATCH]
+
+
+def model_hits(past: Sequence[RoundRecord], hits: float = HITS_START) -> float:
+    """Exponential average of "its first token was accepted" over the rounds that a model drafted."""
+    for record in past:
+        if record.drafted and record.action.drafter is not None and not is_lookup(record.action.drafter):
+            hits = EMA_DECAY * hits + (1 - EMA_DECAY) * (record.accepted > 0)
+    return hits
 
 
 FIELDS: dict[str, FieldSpec] = {
@@ -181,6 +194,35 @@ FIELDS: dict[str, FieldSpec] = {
             "budget left, capped at 16: K beyond it is cut",
             lambda o: [min(o.remaining, 16) / 16],
         ),
+        FieldSpec(
+            "match_found",
+            1,
+            -1,
+            1,
+            "0 or 1",
+            "has the suffix occurred before? -1: no n-gram drafter",
+            lambda o: [-1.0 if o.ngram_match is None else float(o.ngram_match > 0)],
+            frozenset({"ngram_match"}),
+        ),
+        FieldSpec(
+            "text",
+            TEXT,
+            -1,
+            2,
+            "counts",
+            "who followed whom in the text so far (assc/text_memory.py); -1: unknown",
+            lambda o: TextReader()(o),
+            frozenset({"committed"}),
+        ),
+        FieldSpec(
+            "model_hits",
+            1,
+            0,
+            1,
+            "rate",
+            "exponential average of whether a model's first token was accepted",
+            lambda o: [model_hits(o.past)],
+        ),
         FieldSpec("cost_ratio", 1, 0, 4, "c", "one draft step / one target step", lambda o: [o.cost_ratio]),
         FieldSpec("occupancy", 1, 0, 1, "rows/rows", "share of the batch that decodes", lambda o: [o.occupancy]),
     )
@@ -201,7 +243,9 @@ DEFAULT_FIELDS: tuple[str, ...] = (
     "cost_ratio",
     "occupancy",
 )
-"""all fields that cost no draft forward"""
+"""what the environments observe; costs no draft forward"""
+LEARNER_FIELDS: tuple[str, ...] = (*DEFAULT_FIELDS, "match_found", "text", "model_hits")
+"""what learners are trained on: all fields that cost no draft forward"""
 
 
 class Featurizer:
@@ -220,8 +264,10 @@ class Featurizer:
         self.low: NDArray[np.float32] = np.concatenate([np.full(s.size, s.low, np.float32) for s in self.specs])
         self.high: NDArray[np.float32] = np.concatenate([np.full(s.size, s.high, np.float32) for s in self.specs])
         self.needs: frozenset[str] = frozenset().union(*(s.needs for s in self.specs))
-        self._readers = [self._acceptance if s.name == "acceptance_ema" else s.read for s in self.specs]
+        own = {"acceptance_ema": self._acceptance, "model_hits": self._hits, "text": TextReader()}
+        self._readers = [own.get(s.name, s.read) for s in self.specs]
         self._seen: tuple[int, RoundRecord | None, float] = (0, None, EMA_START)
+        self._seen_hits: tuple[int, RoundRecord | None, float] = (0, None, HITS_START)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -239,6 +285,16 @@ class Featurizer:
         ema = acceptance_ema(past[count:], ema)
         self._seen = (len(past), past[-1] if past else None, ema)
         return (ema,)
+
+    def _hits(self, o: Observation) -> Sequence[float]:
+        """`model_hits`, continued likewise."""
+        past = o.past
+        count, last, hits = self._seen_hits
+        if not (0 < count <= len(past) and past[count - 1] is last):
+            count, hits = 0, HITS_START
+        hits = model_hits(past[count:], hits)
+        self._seen_hits = (len(past), past[-1] if past else None, hits)
+        return (hits,)
 
     def __call__(self, observation: Observation) -> NDArray[np.float32]:
         vector = np.array([v for read in self._readers for v in read(observation)], dtype=np.float32)

@@ -176,6 +176,7 @@ class PositionBackend(OneRound[_Round]):
             text.peek[1][n] if peeked else None,
             text.peek[2][n] if peeked else None,
             text.match[n] if self._matches and "ngram_match" in needs else None,
+            (*self.request.prompt_ids, *text.tokens[:n]) if "committed" in needs else None,
         )
         return self._decision
 

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assc.kinds import is_lookup
 from assc.observe import (
     DEFAULT_FIELDS,
     EMA_DECAY,
     EMA_START,
     HISTORY,
+    HITS_START,
     MAX_MATCH,
     MAX_POSITION,
     Featurizer,
@@ -26,7 +28,7 @@ from assc.trace_rules import trace_cost_ratio
 from assc.vector_replay import Ints, Played, Rounds
 
 Vectors = NDArray[np.float32]
-STALE = ("draft_entropy", "draft_top1", "ngram_match", "cost_ratio", "occupancy")
+STALE = ("draft_entropy", "draft_top1", "ngram_match", "match_found", "text", "cost_ratio", "occupancy")
 """fields of a finished request that stay as they were at its last decision point"""
 
 
@@ -56,6 +58,8 @@ class VectorFeatures:
         self.rollback = np.full((HISTORY, lanes), -1.0)
         self.ema = np.full(lanes, EMA_START)
         self.streak = np.zeros(lanes, np.int64)
+        self.hits = np.full(lanes, HITS_START)
+        self._is_model = np.array([not is_lookup(d) for d in flat.drafters])
 
     def forget(self, lanes: Ints) -> None:
         """New requests begin in these lanes."""
@@ -63,9 +67,10 @@ class VectorFeatures:
             history[:, lanes] = -1.0
         self.ema[lanes] = EMA_START
         self.streak[lanes] = 0
+        self.hits[lanes] = HITS_START
 
-    def update(self, k: Ints, played: Played) -> None:
-        """A round was played with planned K `k` (0: rollback)."""
+    def update(self, drafter: Ints, k: Ints, played: Played) -> None:
+        """A round was played with planned K `k` (0: rollback) of the drafter of this number."""
         any_draft = played.drafted > 0
         safe = np.maximum(played.drafted, 1)
         for history in (self.planned, self.ratio, self.rollback):
@@ -75,6 +80,9 @@ class VectorFeatures:
         self.rollback[0] = k == 0
         moved = EMA_DECAY * self.ema + (1 - EMA_DECAY) * played.accepted / safe
         self.ema = np.where(any_draft, moved, self.ema)
+        by_model = any_draft & (k > 0) & self._is_model[drafter]
+        moved = EMA_DECAY * self.hits + (1 - EMA_DECAY) * (played.accepted > 0)
+        self.hits = np.where(by_model, moved, self.hits)
         self.streak = np.where(any_draft & (played.accepted >= played.drafted), self.streak + 1, 0)
 
     def observe(self, lanes: Any = slice(None), stale: Vectors | None = None) -> Vectors:
@@ -147,6 +155,17 @@ class VectorFeatures:
     def _ngram_match(self, lanes: Any) -> Any:
         flat = self.rounds.flat
         return -1.0 if not flat.matches else (np.minimum(flat.match[self._at(lanes)], MAX_MATCH) / MAX_MATCH)[:, None]
+
+    def _match_found(self, lanes: Any) -> Any:
+        flat = self.rounds.flat
+        return -1.0 if not flat.matches else (flat.match[self._at(lanes)] > 0)[:, None]
+
+    def _text(self, lanes: Any) -> Any:
+        rounds = self.rounds
+        return rounds.flat.text_numbers(rounds.row[lanes])[self._at(lanes)]
+
+    def _model_hits(self, lanes: Any) -> Any:
+        return self.hits[lanes, None]
 
     def _temperature(self, lanes: Any) -> Any:
         return self.rounds.temperature[lanes, None]

@@ -111,7 +111,7 @@ class ReplayLanes:
         # cut to what can be played, as the single environment does
         k = np.minimum(self._k[index], self.rounds.budget - self.rounds.position - 1)
         played = self.rounds.play(self._drafter[index], k)
-        self.features.update(k, played)
+        self.features.update(self._drafter[index], k, played)
         rewards = reward_values(self.reward, played)
         self.total_reward += rewards
         self.lengths += 1
@@ -162,7 +162,7 @@ class ReplayLanes:
         """Name, owner and attribute of each array that changes."""
         own = [("lanes", self, a) for a in ("_orders", "_next", "_left", "total_reward", "lengths", "vectors")]
         rounds = [("rounds", self.rounds, a) for a in ("row", "position", "fed", "_peeked")]
-        features = [("features", self.features, a) for a in ("planned", "ratio", "rollback", "ema", "streak")]
+        features = [("features", self.features, a) for a in ("planned", "ratio", "rollback", "ema", "streak", "hits")]
         return [(f"{group}/{a.removeprefix('_')}", owner, a) for group, owner, a in (*own, *rounds, *features)]
 
     def take_episode(self, lane: int) -> tuple[float, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from assc.core import Observation, RoundRecord
 from assc.steps import StepObservation
+from assc.text_memory import AHEAD, TEXT
 
 LONGEST_MATCH = 16
 MEMORY = 0.7
@@ -62,7 +63,11 @@ def log_odds(p: float) -> float:
 
 def chance(head: Sequence[float], x: Sequence[float]) -> float:
     """The probability that a head of log-odds gives."""
-    z = dot(head, x)
+    return logistic(dot(head, x))
+
+
+def logistic(z: float) -> float:
+    """1 / (1 + exp(−z))."""
     return 1.0 / (1.0 + math.exp(-z)) if z > -500 else 0.0
 
 
@@ -71,8 +76,8 @@ def dot(head: Sequence[float], x: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(head, x, strict=True))
 
 
-def round_numbers(o: Observation, hits: Hits) -> list[float]:
-    """What is known when a round begins: 14 numbers of about unit size."""
+def round_numbers(o: Observation, hits: Hits, text: Sequence[float] = (0.0,) * TEXT) -> list[float]:
+    """What is known when a round begins: `ROUND` numbers of about unit size; `text` are those of the text itself."""
     entropy = 1.0 if o.target_entropy is None else min(o.target_entropy, 8.0) / 2.0
     top1 = 0.5 if o.target_top1 is None else o.target_top1
     m = math.log1p(min(o.ngram_match or 0, LONGEST_MATCH)) / math.log1p(LONGEST_MATCH)
@@ -82,20 +87,28 @@ def round_numbers(o: Observation, hits: Hits) -> list[float]:
     return [
         *(1.0, t, entropy, top1, t * top1, m, m * m, t * m, float(m > 0.0)),
         *(hits.lookup, hits.model, hits.lookup * m, run, place),
+        *text,
     ]
 
 
-ROUND = 14
+PLAIN = 14
+"""numbers of a round without those of the text"""
+ROUND = PLAIN + TEXT
 
 
-def lookup_numbers(x: Sequence[float], j: int) -> list[float]:
+def lookup_numbers(x: Sequence[float], j: int, ahead: Sequence[float] = (0.0,) * AHEAD) -> list[float]:
     """Of position j of a lookup's proposal: `round_numbers` twice (the first for j = 1 only), and those of j."""
-    far = math.log2(j) / 4.0
     first = list(x) if j == 1 else [0.0] * len(x)
-    return [*x, *first, far, far * x[1], far * x[5], far * x[9], far * x[12]]
+    return [*x, *first, *place_numbers(x, j), *ahead]
 
 
-LOOKUP = 2 * ROUND + 5
+def place_numbers(x: Sequence[float], j: int) -> list[float]:
+    """How far in a lookup's proposal."""
+    far = math.log2(j) / 4.0
+    return [far, far * x[1], far * x[5], far * x[9], far * x[12]]
+
+
+LOOKUP = 2 * ROUND + 5 + AHEAD
 
 
 def step_numbers(x: Sequence[float], step: StepObservation) -> list[float]:
@@ -116,7 +129,7 @@ STEP = 27
 
 SIZES = {"lookup": LOOKUP, "enter": ROUND, "judge": STEP, "next": STEP}
 """head -> numbers that it reads. `lookup`: is position j of its proposal accepted, if those before it are; `enter`: the
-worth of a round of the model, in tokens; `judge`: is the model's token accepted, if those before it are; `next`: is
+logarithm of what a round of the model is worth beyond the least that it can be, in tokens; `judge`: is the model's token accepted, if those before it are; `next`: is
 the one after it, if it is"""
 
 
@@ -125,5 +138,5 @@ def plain_heads() -> dict[str, Head]:
     heads = {name: [0.0] * size for name, size in SIZES.items()}
     heads["lookup"][0], heads["lookup"][5], heads["lookup"][9] = -2.5, 3.0, 3.0
     heads["judge"][3] = heads["next"][3] = 4.0  # of the log-odds of the token's own probability, which is a quarter
-    heads["enter"][0], heads["enter"][10] = 0.1, 0.3
+    heads["enter"][0], heads["enter"][10] = -0.9, 0.5
     return heads

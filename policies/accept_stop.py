@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,13 +12,16 @@ from assc.errors import ArtefactError
 from assc.kinds import first_lookup, first_model
 from assc.registry import register
 from assc.steps import Decision, StepObservation
+from assc.text_memory import AHEAD, TextMemory
 from policies.accept_heads import (
+    ROUND,
     SIZES,
     Head,
     Hits,
     chance,
     dot,
-    lookup_numbers,
+    logistic,
+    place_numbers,
     plain_heads,
     round_numbers,
     step_numbers,
@@ -25,8 +29,13 @@ from policies.accept_heads import (
 from policies.step_base import BaseStepPolicy
 from policies.step_costs import TARGET, TILE, Sums, add_round, check_sums, fitted, rescaled
 
+SECONDS = ("modelled", "fitted")
 REFIT = 16
 """rounds of a request between two looks at the costs"""
+UNSEEN = [0.0] * AHEAD
+"""of a proposed token that was not foreseen"""
+LEAST = -0.3
+"""what a round of the model is worth at least, in tokens"""
 PACE = 1.3
 """tokens per target step before anything was learned"""
 
@@ -44,9 +53,15 @@ class AcceptStop(BaseStepPolicy):
 
     After each token of the model: another one while P(all tokens of this round and one more accepted) > ρ·(a draft
     step + one more column to verify). Else it verifies, or rolls back where not even verifying is worth it. Chances are
-    logistic regressions, the worth of entering the model a ridge regression (`policies.accept_heads`), fitted by
-    `train_policy.py --algo accept_stop`; without that the draft's own probabilities are taken at their word. Seconds
-    are fitted to its own rounds as it goes on (`policies.step_costs`); c changes them at once.
+    logistic regressions, the worth of entering the model a Poisson regression (`policies.accept_heads`), fitted by
+    `train_policy.py --algo accept_stop`; without that the draft's own probabilities are taken at their word. What the
+    lookup will propose is foreseen from the committed text, and judged by what followed the same tokens so far
+    (`assc.text_memory`).
+
+    `seconds=modelled` (default): the seconds of a round's parts stay those of the cost model that it was fitted with, so
+    that it decides live as in replay. `seconds=fitted`: they are fitted to its own rounds as it goes on
+    (`policies.step_costs`), for machines whose load changes. Either way c rescales the draft's at once. Without a fit
+    they are always learned.
 
     Limits: what the first drafted token will be is hardly known before it is drafted, and drafting it is most of the
     price, so that knowing better when to stop gains little.
@@ -67,21 +82,28 @@ class AcceptStop(BaseStepPolicy):
     uses: ClassVar[str] = "H, C, E, N, seconds"
     learner: ClassVar[bool] = True
     needs = frozenset(
-        {"target_entropy", "target_top1", "ngram_match", "step_entropy", "step_top1", "step_margin", "step_prob"}
+        {"target_entropy", "target_top1", "ngram_match", "committed"}
+        | {"step_entropy", "step_top1", "step_margin", "step_prob"}
     )
-    learned: ClassVar[tuple[str, ...]] = ("heads", "pace", "sums", "c")
-    per_request: ClassVar[tuple[str, ...]] = ("hits", "read")
+    learned: ClassVar[tuple[str, ...]] = ("heads", "pace", "sums", "c", "least", "fixed")
+    per_request: ClassVar[tuple[str, ...]] = ("hits", "read", "text")
 
-    def __init__(self, cap: int = 16, charge: float = 0.5) -> None:
+    def __init__(self, cap: int = 16, charge: float = 0.5, seconds: str = "modelled") -> None:
         if not 0.0 <= charge <= 1.0:
             raise ValueError(f"charge is a share from 0 to 1, got {charge}")
+        if seconds not in SECONDS:
+            raise ValueError(f"seconds is one of {', '.join(SECONDS)}, got {seconds!r}")
         super().__init__(cap)
-        self.charge = charge
+        self.charge, self.seconds = charge, seconds
         self.heads: dict[str, Head] = plain_heads()
         self.pace = PACE
         self.sums: Sums = {}
+        self.fixed = False
+        """whether `sums` stay as they are: a fit with seconds=modelled says so"""
         self.c = 0.0
         """cost ratio of the seconds in `sums`, 0 before there are any"""
+        self.least = LEAST
+        self.text = TextMemory()
         self.hits = Hits()
         self.read = 0
         """tokens of prompt and text that the model drafter had read when it was asked last"""
@@ -90,8 +112,9 @@ class AcceptStop(BaseStepPolicy):
         self._x: list[float] = []
         self._all = 1.0
         """chance that all tokens of the round so far are accepted"""
-        self._tokens = 0.0
+        self._expected = 0.0
         """expected number of accepted ones"""
+        self._ahead: list[list[float]] = []
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)
@@ -118,7 +141,9 @@ class AcceptStop(BaseStepPolicy):
         self._due -= 1
         self.hits.observe(observation.ngram_match or 0)
         self._length = observation.prompt_length + observation.position
-        self._x = x = round_numbers(observation, self.hits)
+        if observation.committed is not None:
+            self.text.read(observation.committed, observation.prompt_length)
+        self._x = x = round_numbers(observation, self.hits, self.text.numbers())
         self.open()
         best, action = 0.0, ROLLBACK
         if observation.k_max < 1:
@@ -128,27 +153,36 @@ class AcceptStop(BaseStepPolicy):
             if gain > best:
                 best, action = gain, self.draft(self._within(self.cap, self._model), observation, self._model)
         if self._lookup is not None and observation.ngram_match:
-            gain, k = self.lookup_gain(x, min(observation.k_max, self._within(self.cap, self._lookup)))
+            most = min(observation.k_max, self._within(self.cap, self._lookup))
+            gain, k = self.lookup_gain(x, self.ahead(most), most)
             if gain > best:
                 action = self.draft(k, observation, self._lookup)
         return action
 
     def open(self) -> None:
         """No token of the round is drafted yet."""
-        self._all, self._tokens = 1.0, 0.0
+        self._all, self._expected = 1.0, 0.0
 
     def model_gain(self, x: Sequence[float], observation: Observation) -> float:
         """Expected tokens − ρ·seconds of a round with the model drafter, beyond plain decoding."""
         # the prompt is read once whatever is decided
         behind = self._length - 1 - self.read if self.read else observation.position
-        return dot(self.heads["enter"], x) - self.call_cost - self.charge * self.catch_cost * max(0, behind)
+        worth = self.least + math.exp(min(dot(self.heads["enter"], x), 5.0))
+        return worth - self.call_cost - self.charge * self.catch_cost * max(0, behind)
 
-    def lookup_gain(self, x: Sequence[float], most: int) -> tuple[float, int]:
+    def ahead(self, most: int) -> list[list[float]]:
+        """Numbers of the tokens that the lookup will propose, as many as are foreseen."""
+        return self.text.ahead(self._x[1], self.text.proposal(most))
+
+    def lookup_gain(self, x: Sequence[float], ahead: Sequence[Sequence[float]], most: int) -> tuple[float, int]:
         """The same with the lookup and the best K, and that K."""
         head, survive = self.heads["lookup"], 1.0
         gain, best, k = -self.ask_cost, float("-inf"), 1
+        round_, first, rest = head[:ROUND], head[ROUND : 2 * ROUND], head[2 * ROUND :]
+        base = dot(round_, x)
         for j in range(1, most + 1):
-            survive *= chance(head, lookup_numbers(x, j))
+            far = [*place_numbers(x, j), *(ahead[j - 1] if j <= len(ahead) else UNSEEN)]
+            survive *= logistic(base + dot(rest, far) + (dot(first, x) if j == 1 else 0.0))
             gain += survive - self.verifying(j)
             if gain > best:
                 best, k = gain, j
@@ -167,10 +201,10 @@ class AcceptStop(BaseStepPolicy):
         """The decision after a token of a round that began with `x`; `open` before the first."""
         numbers = step_numbers(x, step)
         self._all *= chance(self.heads["judge"], numbers)
-        self._tokens += self._all
+        self._expected += self._all
         if self._all * chance(self.heads["next"], numbers) > self.step_cost + self.verifying(step.drafted + 1):
             return Decision.CONTINUE
-        return Decision.VERIFY if self._tokens > self.verified(step.drafted) else Decision.ROLLBACK
+        return Decision.VERIFY if self._expected > self.verified(step.drafted) else Decision.ROLLBACK
 
     def verified(self, drafted: int) -> float:
         """ρ·seconds of verifying so many drafted tokens, beyond those of a plain step."""
@@ -181,7 +215,8 @@ class AcceptStop(BaseStepPolicy):
         self.hits.update(record, by_model)
         if by_model and record.draft_steps:
             self.read = self._length
-        add_round(self.sums, record)
+        if not self.fixed:
+            add_round(self.sums, record)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         heads = state.get("heads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from assc.replay import ReplayBackend
 from assc.run import run_request
 from assc.steps import Decision, StepObservation
 from assc.trace_io import write_trace
-from policies.accept_heads import STEP, Hits
+from policies.accept_heads import ROUND, STEP, Hits, chance, logistic, lookup_numbers
 from policies.accept_stop import AcceptStop
 from policies.artefact import load_artefact, read_artefact
 from policies.step_costs import TARGET, Sums, add_round, fitted, rescaled
@@ -95,11 +96,41 @@ def test_lookup_gets_the_k_that_gains_most() -> None:
     policy = known(0.05, 0.03, 0.5)
     policy.heads["lookup"] = [0.0] * len(policy.heads["lookup"])
     policy.heads["lookup"][0] = math.log(0.8 / 0.2)
-    x = [1.0] + [0.0] * 13
+    x = [1.0] + [0.0] * (ROUND - 1)
     gains = [sum(0.8**i for i in range(1, k + 1)) - 0.03 * k for k in range(1, 17)]
-    gain, k = policy.lookup_gain(x, 16)
+    gain, k = policy.lookup_gain(x, [], 16)
     assert k == int(np.argmax(gains)) + 1 and gain == pytest.approx(max(gains))
-    assert policy.lookup_gain(x, 3)[1] == 3
+    assert policy.lookup_gain(x, [], 3)[1] == 3
+
+
+def test_the_lookups_chances_are_those_of_the_fitted_rows() -> None:
+    """What is summed up piece by piece when it decides is the head over the numbers that it was fitted to."""
+    rng = np.random.default_rng(0)
+    policy = known(0.05, 0.0, 0.5)
+    policy.heads["lookup"] = rng.normal(size=len(policy.heads["lookup"])).tolist()
+    x, ahead = rng.normal(size=ROUND).tolist(), rng.normal(size=(3, 5)).tolist()
+    chances = [chance(policy.heads["lookup"], lookup_numbers(x, j, ahead[j - 1])) for j in (1, 2, 3)]
+    worth = [sum(math.prod(chances[: i + 1]) for i in range(k)) - policy.ask_cost for k in (1, 2, 3)]
+    assert policy.lookup_gain(x, ahead, 3) == (pytest.approx(max(worth)), 3)
+    assert logistic(-1000.0) == 0.0
+
+
+def test_a_token_that_followed_before_makes_the_lookup_bolder() -> None:
+    """The same match: where the text has always gone on like that, more is copied than where it went on otherwise."""
+    policy = known(0.05, 0.06, 0.5)
+    policy.heads["lookup"] = [0.0] * len(policy.heads["lookup"])
+    policy.heads["lookup"][-5] = 4.0  # of how often the proposed token has followed the two before it
+
+    def planned(prompt: tuple[int, ...]) -> int:
+        policy.begin(policy.table)
+        policy.price(0.1)
+        policy.column_cost = 0.3
+        seen = Observation(0, len(prompt), 50, 16, 0.0, (), 0.1, ngram_match=2, committed=prompt)
+        action = policy.act(seen)
+        return action.k if action.drafter == "ngram" else 0
+
+    always, varied = (1, 2, 3) * 9 + (1, 2), (1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2, 6, 1, 2)
+    assert planned(always) > planned(varied)
 
 
 def test_seconds_are_found_again_and_follow_c() -> None:
@@ -198,6 +229,25 @@ def test_the_same_seed_fits_the_same_policy_and_live_plays_it_as_replay_does(
             assert rounds[0] == rounds[1]
             counts |= {r[1] for r in rounds[0]}
     assert len(counts) > 2, "the policies stop at several lengths"
+
+
+def test_seconds_stay_those_of_the_fit_or_follow_its_own_rounds(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Where every second counts three times as much as in the fit, only `seconds=fitted` notices."""
+    slow = replace(COSTS, target_fixed=3 * COSTS.target_fixed, target_per_token=9 * COSTS.target_per_token)
+    trace = tiny_trace(n=6)
+    for seconds, fixed in (("modelled", True), ("fitted", False)):
+        run = tmp_path / seconds
+        assert train(config(files, run, algo=f"accept_stop:seconds={seconds}")) == 0
+        policy = load_artefact(run / "policy.zip")
+        assert isinstance(policy, AcceptStop) and policy.fixed is fixed
+        before = policy.state_dict()["sums"]
+        backend_ = ReplayBackend(trace, slow)
+        backend_.cost_ratio = policy.c
+        for request in trace.requests()[-3:]:
+            run_request(backend_, request, policy)
+        assert (policy.state_dict()["sums"] == before) is fixed
+    with pytest.raises(AsscError, match="modelled, fitted"):
+        make_policy("accept_stop:seconds=guessed")
 
 
 def test_what_cannot_be_fitted_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:

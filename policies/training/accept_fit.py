@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 from assc.core import ROLLBACK, Action, Observation, Request, Totals
 from assc.errors import SpecError
@@ -26,7 +26,7 @@ from assc.run import iter_rounds, run_request
 from assc.steps import Codes, Decision, StepObservation, observe_step
 from envs import RequestSource
 from policies.accept_heads import lookup_numbers, step_numbers
-from policies.accept_stop import AcceptStop
+from policies.accept_stop import UNSEEN, AcceptStop
 from policies.step_costs import TARGET, fitted
 from policies.training.checkpoint import Checkpoint, write_checkpoint
 from policies.training.config import TrainConfig
@@ -38,9 +38,9 @@ EXPLORE = 0.5
 """chance that a round is played otherwise than the policy would"""
 STRENGTH = {"judge": 1.0, "next": 0.01, "lookup": 1.0}
 """C of the logistic regressions: how little they are regularised"""
-RIDGE = 30.0
-Point = tuple[Text, int, list[float], Observation]
-"""a decision point: the text, position in it, the round's numbers, what was observed"""
+FLATNESS = 1e-3
+Point = tuple[Text, int, list[float], Observation, list[list[float]]]
+"""a decision point: the text, position in it, the round's numbers, what was observed, numbers of the lookup's tokens"""
 
 
 class Explorer(AcceptStop):
@@ -54,7 +54,9 @@ class Explorer(AcceptStop):
 
     def act(self, observation: Observation) -> Action:
         action, self.forced = super().act(observation), 0
-        self.points.append((self.backend.text_of(self.backend.request), observation.position, self._x, observation))
+        text, n = self.backend.text_of(self.backend.request), observation.position
+        most = min(self.cap, text.acc[self._lookup][n] + 1) if self._lookup is not None else 0
+        self.points.append((text, n, self._x, observation, self.ahead(most)))
         if observation.k_max < 1 or self.rng.random() >= EXPLORE:
             return action
         kind = self.rng.random()
@@ -73,7 +75,7 @@ class Explorer(AcceptStop):
 
 def drafted_at(point: Point, drafter: str, most: int) -> Iterator[StepObservation]:
     """The first `most` tokens that a model drafter drafts there, as a step policy sees them."""
-    text, n, _, observation = point
+    text, n, _, observation, _ = point
     shown: StepObservation | None = None
     for j in range(min(most, text.steps[drafter].shape[1])):
         codes = Codes(*text.steps[drafter][n, j].tolist())
@@ -83,7 +85,7 @@ def drafted_at(point: Point, drafter: str, most: int) -> Iterator[StepObservatio
 
 def room(point: Point, cap: int) -> int:
     """Draft tokens that the text and the budget have room for and whose fate is known."""
-    text, n, _, observation = point
+    text, n, _, observation, _ = point
     return min(cap, observation.k_max, len(text.tokens) - n - 1)
 
 
@@ -155,7 +157,7 @@ class AcceptRun:
         """Decision points of one batch, None after Ctrl-C."""
         explorer = Explorer(self.backend, self.rng, self.policy.cap, self.policy.charge)
         explorer.spec = self.policy.spec
-        explorer.load_state_dict(self.policy.state_dict())
+        explorer.load_state_dict(self.policy.state_dict() | {"fixed": False})
         while len(explorer.points) < min(BATCH, self.config.rounds):
             for record in iter_rounds(self.backend, self.source.next(self.rng), explorer):
                 self.steps += 1
@@ -171,7 +173,7 @@ class AcceptRun:
         rows: dict[str, list[list[float]]] = {name: [] for name in STRENGTH}
         labels: dict[str, list[bool]] = {name: [] for name in STRENGTH}
         for point in points:
-            text, n, x, observation = point
+            text, n, x, observation, ahead = point
             most = room(point, self.policy.cap)
             accepted = min(most, text.acc[self.model][n])
             for step in drafted_at(point, self.model, min(most, accepted + 1)):
@@ -184,13 +186,14 @@ class AcceptRun:
             if observation.ngram_match:
                 accepted = min(most, text.acc[self.lookup][n])
                 for j in range(1, min(most, accepted + 1) + 1):
-                    rows["lookup"].append(lookup_numbers(x, j))
+                    rows["lookup"].append(lookup_numbers(x, j, ahead[j - 1] if j <= len(ahead) else UNSEEN))
                     labels["lookup"].append(accepted >= j)
         for name, strength in STRENGTH.items():
             if len(set(labels[name])) == 2:  # else there is nothing to tell apart
                 untyped: Any = LogisticRegression
                 learner = untyped(C=strength, fit_intercept=False, max_iter=500)
                 self.policy.heads[name] = learner.fit(np.array(rows[name]), np.array(labels[name])).coef_[0].tolist()
+        self.policy.fixed = self.policy.seconds == "modelled"
         self.fit_entering(points)
         self.fit_pace()
 
@@ -201,7 +204,7 @@ class AcceptRun:
         policy.price(self.backend.cost_ratio)
         rows, worth = [], []
         for point in points:
-            text, n, x, _ = point
+            text, n, x, _, _ = point
             most, kept, drafted = room(point, policy.cap), False, 0
             policy.open()
             for step in drafted_at(point, self.model, most):
@@ -214,8 +217,10 @@ class AcceptRun:
                 rows.append(x)
                 worth.append(gained - policy.step_cost * drafted)
         if rows:
-            untyped: Any = Ridge
-            learner = untyped(alpha=RIDGE, fit_intercept=False).fit(np.array(rows), np.array(worth))
+            policy.least = -2.0 * (policy.step_cost + policy.column_cost)
+            untyped: Any = PoissonRegressor
+            above = np.maximum(np.array(worth) - policy.least, 0.0)
+            learner = untyped(alpha=FLATNESS, fit_intercept=False, max_iter=300).fit(np.array(rows), above)
             policy.heads["enter"] = learner.coef_.tolist()
 
     def fit_pace(self) -> None:
