@@ -114,7 +114,7 @@ def _refit(config: TrainConfig, folder: Path, study: Any) -> int:
     write_json(folder / RESULT, {"best": {"algo": algo, "set": list(words), "speedup": best.value}, "trials": trials})
     say(f"Best of {len(trials)}: {best.value:.3f}x (inner validation): --algo {algo} --set {' '.join(words)}")
     target = folder / "best"
-    _set_aside(target, algo, words)
+    set_aside(target, algo, words)
     final = replace(config, algo=algo, set=words, sweep=None, sweep_timesteps=None, run_dir=target, resume=None)
     if (target / CHECKPOINT_FILE).is_file() or (config.seeds and (target / CONFIG_FILE).is_file()):
         final = replace(final, resume=target, run_dir=None)
@@ -123,7 +123,7 @@ def _refit(config: TrainConfig, folder: Path, study: Any) -> int:
     return train_seeds(final) if final.seeds else train(final)
 
 
-def _set_aside(target: Path, algo: str, words: tuple[str, ...]) -> None:
+def set_aside(target: Path, algo: str, words: tuple[str, ...]) -> None:
     """Keep the best of an earlier, shorter sweep under another name where more trials found other settings."""
     if (target / CONFIG_FILE).is_file():
         before = stored_config(target)
