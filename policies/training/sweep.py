@@ -18,8 +18,8 @@ from assc.files import write_json
 from assc.registry import make_policy
 from assc.run import run_request
 from policies.training.checkpoint import CHECKPOINT_FILE
-from policies.training.config import CONFIG_FILE, TrainConfig, check_resumable, stored_config, write_config
-from policies.training.job import POLICY_FILE, generators_kept, learn, new_run_dir, say, train
+from policies.training.config import CONFIG_FILE, TrainConfig, stored_config, write_config
+from policies.training.job import POLICY_FILE, generators_kept, group_folder, learn, say, train
 from policies.training.seeds import train_seeds
 from policies.training.settings import SPACES, with_settings
 from policies.training.setup import Problem, replay_problem
@@ -56,13 +56,7 @@ def sweep(config: TrainConfig) -> int:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if config.resume is not None:
-        check_resumable(config, stored_config(config.resume))
-        folder = config.resume
-    else:
-        folder = new_run_dir(config)
-        folder.mkdir(parents=True)
-        write_config(replace(config, run_dir=folder), folder, {})
+    folder = group_folder(config)
     problem = replay_problem(config)
     train_part, validation = inner_split(problem.train, config.seed)
     inner = replace(problem, train=train_part, held_out=())
