@@ -61,29 +61,14 @@ def calibrate(
     mode: Mode = "greedy",
     temperature: float = 0.0,
 ) -> CostModel:
-    """The model of `fit_costs`, from a few seconds of measuring."""
-    return fit_costs(
-        engine, rounds=rounds, k_values=k_values, budgets=budgets, mode=mode, temperature=temperature
-    ).model
-
-
-def fit_costs(
-    engine: Engine,
-    *,
-    rounds: int = ROUNDS,
-    k_values: tuple[int, ...] = K_VALUES,
-    budgets: Sequence[int] = (TEXT_TOKENS,),
-    mode: Mode = "greedy",
-    temperature: float = 0.0,
-) -> Calibration:
-    """Measure rounds of several K with every drafter over requests of these `budgets` (tokens), and fit.
+    """Measure rounds of several K with every drafter over requests of these `budgets` (tokens), some seconds, and fit.
 
     More than one buffer length is needed to tell the cost per slot apart. The engine is left as it was.
     """
     measuring = Measuring(engine, k_values=k_values, budgets=budgets, mode=mode, temperature=temperature)
     for _ in range(rounds):
         measuring.measure()
-    return measuring.fit()
+    return measuring.fit().model
 
 
 class Measuring:

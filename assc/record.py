@@ -22,10 +22,11 @@ from assc.files import check_writable, only_run
 from assc.groups import check_k_max
 from assc.manifest import finish_run, packaged_workload, start_run
 from assc.pair_options import PairOptions, load_chosen
-from assc.recorder import STARTS, KnownText, decode_together, drafter_info, record_request
+from assc.recorder import KnownText, decode_together, drafter_info, record_request
 from assc.trace import Header, Trace
 from assc.trace_build import Recorded, build_trace, concatenate
 from assc.trace_io import read_trace, write_trace
+from assc.walks import STARTS
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, only_categories, select
 
 if TYPE_CHECKING:

@@ -16,8 +16,15 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS") or min(2, usable_cores()))
 """two threads at most: spinning threads of parallel test runs slow each other down"""
 MOST_WORKERS = 8
 """each holds torch and the real model: 1.5 GB"""
-SLOW = ("test_docs", "test_distill")
-"""files that take longest, slowest first: begun first, they leave no worker alone at the end"""
+SLOW = (
+    "test_training",
+    "test_faults_models",
+    "test_exactness",
+    "test_docs",
+    "test_planted_faults",
+    "test_faults_rounds",
+)
+"""files of half a minute and more on one core: begun first, they leave no worker alone at the end"""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,7 +35,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """
     option = config.option
     chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or option.keyword or option.markexpr
-    alone = chosen or option.collectonly or option.usepdb or hasattr(config, "workerinput")
+    watched = option.collectonly or option.usepdb or option.capture == "no"
+    alone = chosen or watched or hasattr(config, "workerinput")
     if alone or getattr(option, "numprocesses", 0) is not None:
         return
     workers = min(usable_cores(), MOST_WORKERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -30,6 +31,35 @@ def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
     assert "Traceback" not in err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     return line
+
+
+@pytest.mark.parametrize(
+    ("words", "work", "told"),
+    [
+        ("record --pair tiny --out {new}", "assc.record.record", "finished shards are kept in {new}: add --resume"),
+        ("distill --pair tiny --out {new}", "assc.distill.command.distill", "is kept in {new}: add --resume to go on"),
+        ("calibrate --pair tiny", "assc.calibrate_cli.calibrate_pair", "nothing was written"),
+        ("drafts --pair tiny --json {new}", "assc.drafts_cli.report", "nothing was written"),
+        ("drift --scenario temperature", "assc.drift.command.study", "nothing was written"),
+    ],
+)
+def test_ctrl_c_says_what_was_kept(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    work: str,
+    told: str,
+) -> None:
+    def ctrl_c(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    importlib.import_module(work.rpartition(".")[0])
+    monkeypatch.setattr(work, ctrl_c)
+    new = tmp_path / "new"
+    assert module_main.main(words.format(new=new).split()) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stopped") and told.format(new=new) in line and not list(tmp_path.rglob("*.json"))
 
 
 @pytest.mark.parametrize(

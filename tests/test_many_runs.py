@@ -23,7 +23,7 @@ from policies.training.job import train
 from policies.training.sb3 import Rollout, learner_settings
 from policies.training.seeds import over_seeds, summarise, train_seeds
 from policies.training.settings import SETTABLE, SPACES, parse_settings
-from policies.training.sweep import inner_split
+from policies.training.sweep import inner_split, set_aside
 
 
 @pytest.fixture
@@ -125,6 +125,15 @@ def test_a_sweep_is_resumable_and_its_best_is_trained_anew(
     second = json.loads((folder / "sweep.json").read_text())
     assert [t["state"] for t in second["trials"]] == ["COMPLETE", "COMPLETE", "FAIL", "COMPLETE"]
     assert second["trials"][:2] == first["trials"] and "(2 done)" in capsys.readouterr().out
+
+
+def test_the_best_of_a_shorter_sweep_is_kept_under_another_name(files: tuple[str, ...], tmp_path: Path) -> None:
+    target = tmp_path / "best"
+    assert train(config(files, algo="bandit:ts", run_dir=target, eval_requests=0)) == 0
+    set_aside(target, "bandit:ts", ())
+    assert target.is_dir(), "the same settings go on"
+    set_aside(target, "bandit:ucb", ())
+    assert not target.exists() and (tmp_path / "best-before-1" / "policy.zip").is_file()
 
 
 def test_without_optuna_it_is_one_sentence(

@@ -31,7 +31,7 @@ from envs import SpecDecodeEnv
 from policies.training import sb3 as train_sb3
 from policies.training.checkpoint import CHECKPOINT_FILE, read_checkpoint
 from policies.training.config import SB3_ALGORITHMS, TrainConfig, merge_resumed
-from policies.training.job import planned_rounds, train
+from policies.training.job import is_finished, planned_rounds, train
 from policies.training.log import Interrupt, TrainingLog
 from policies.training.play import SinglePlay
 from policies.training.sb3 import Rollout, Sb3Run
@@ -436,6 +436,7 @@ def test_b04_a_run_stopped_by_ctrl_c_goes_on_as_if_it_had_not(algo: str, tmp_pat
     stopped = problem(FakeBackend(k_values=EVERY_K, on_step=ctrl_c))
     assert train(config(tmp_path, run_dir=cut, **options), stopped) == 130
     assert 0 < read_checkpoint(cut).steps <= 104 and played <= 105
+    assert not is_finished(config(tmp_path, **options), cut) and is_finished(config(tmp_path, **options), whole)
     assert make_policy(str(cut / "policy.zip"))
     assert train(config(tmp_path, run_dir=None, resume=cut, **options), problem()) == 0
     assert learned(cut) == learned(whole)

@@ -74,10 +74,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
 def _learned(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Checkpoint | None) -> bool:
     """Make the run directory unless the run is resumed, train, and complete the manifest; False after Ctrl-C."""
     if config.resume is None:
-        try:
-            run_dir.mkdir(parents=True)
-        except OSError as error:
-            raise RequestError(f"the run directory {run_dir} cannot be made ({error.strerror})") from None
+        _make(run_dir)
         write_config(replace(config, run_dir=run_dir), run_dir, {"description": problem.description})
         start_run(run_dir, "train", config, seeds={"seed": config.seed}, data=problem.data)
     if problem.costs is not None:
@@ -180,6 +177,24 @@ def new_run_dir(config: TrainConfig) -> Path:
     if config.run_dir.exists():
         raise RequestError(f"{config.run_dir} exists; give a new --run-dir, or go on with --resume {config.run_dir}")
     return config.run_dir
+
+
+def group_folder(config: TrainConfig) -> Path:
+    """The folder of a group of runs (seeds, a sweep): a new one with the configuration in it, or that to go on in."""
+    if config.resume is not None:
+        check_resumable(config, stored_config(config.resume))
+        return config.resume
+    folder = new_run_dir(config)
+    _make(folder)
+    write_config(replace(config, run_dir=folder), folder, {})
+    return folder
+
+
+def _make(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True)
+    except OSError as error:
+        raise RequestError(f"the run directory {run_dir} cannot be made ({error.strerror})") from None
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from assc.errors import AsscError, RequestError
 from assc.files import write_json
 from assc.hardware import usable_cores
 from policies.training.checkpoint import CHECKPOINT_FILE
-from policies.training.config import TrainConfig, check_resumable, stored_config, write_config
-from policies.training.job import is_finished, new_run_dir, say
+from policies.training.config import TrainConfig
+from policies.training.job import group_folder, is_finished, say
 from policies.training.report import EVAL_FILE
 
 SUMMARY_FILE = "summary.json"
@@ -43,13 +43,7 @@ def train_seeds(config: TrainConfig) -> int:
     jobs = min(cores, len(config.seeds)) if config.jobs is None else config.jobs
     if jobs > cores:
         raise RequestError(f"--jobs is at most {cores}, the cores this process may use, got {jobs}")
-    if config.resume is not None:
-        check_resumable(config, stored_config(config.resume))
-        folder = config.resume
-    else:
-        folder = new_run_dir(config)
-        folder.mkdir(parents=True)
-        write_config(dataclasses.replace(config, run_dir=folder), folder, {})
+    folder = group_folder(config)
     waiting = [seed for seed in config.seeds if not is_finished(config, folder / f"seed-{seed}")]
     say(f"Training {config.algo} with seeds {_listed(config.seeds)} in {folder}, {min(jobs, len(waiting))} at a time …")
     failed = _play(config, folder, waiting, jobs)

@@ -18,8 +18,8 @@ from assc.files import write_json
 from assc.registry import make_policy
 from assc.run import run_request
 from policies.training.checkpoint import CHECKPOINT_FILE
-from policies.training.config import CONFIG_FILE, TrainConfig, check_resumable, stored_config, write_config
-from policies.training.job import POLICY_FILE, generators_kept, learn, new_run_dir, say, train
+from policies.training.config import CONFIG_FILE, TrainConfig, stored_config, write_config
+from policies.training.job import POLICY_FILE, generators_kept, group_folder, learn, say, train
 from policies.training.seeds import train_seeds
 from policies.training.settings import SPACES, with_settings
 from policies.training.setup import Problem, replay_problem
@@ -56,13 +56,7 @@ def sweep(config: TrainConfig) -> int:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if config.resume is not None:
-        check_resumable(config, stored_config(config.resume))
-        folder = config.resume
-    else:
-        folder = new_run_dir(config)
-        folder.mkdir(parents=True)
-        write_config(replace(config, run_dir=folder), folder, {})
+    folder = group_folder(config)
     problem = replay_problem(config)
     train_part, validation = inner_split(problem.train, config.seed)
     inner = replace(problem, train=train_part, held_out=())
@@ -114,7 +108,7 @@ def _refit(config: TrainConfig, folder: Path, study: Any) -> int:
     write_json(folder / RESULT, {"best": {"algo": algo, "set": list(words), "speedup": best.value}, "trials": trials})
     say(f"Best of {len(trials)}: {best.value:.3f}x (inner validation): --algo {algo} --set {' '.join(words)}")
     target = folder / "best"
-    _set_aside(target, algo, words)
+    set_aside(target, algo, words)
     final = replace(config, algo=algo, set=words, sweep=None, sweep_timesteps=None, run_dir=target, resume=None)
     if (target / CHECKPOINT_FILE).is_file() or (config.seeds and (target / CONFIG_FILE).is_file()):
         final = replace(final, resume=target, run_dir=None)
@@ -123,7 +117,7 @@ def _refit(config: TrainConfig, folder: Path, study: Any) -> int:
     return train_seeds(final) if final.seeds else train(final)
 
 
-def _set_aside(target: Path, algo: str, words: tuple[str, ...]) -> None:
+def set_aside(target: Path, algo: str, words: tuple[str, ...]) -> None:
     """Keep the best of an earlier, shorter sweep under another name where more trials found other settings."""
     if (target / CONFIG_FILE).is_file():
         before = stored_config(target)
