@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from assc.actions import ActionTable
@@ -23,6 +24,12 @@ def check_playable(needed: ActionTable, table: ActionTable, owner: str) -> None:
         raise ArtefactError(
             f"the saved policy {owner!r} plays {needed.describe()}, but this decoder plays {table.describe()}"
         )
+
+
+@lru_cache(maxsize=1024)
+def drafting(drafter: str, k: int) -> Action:
+    """The action, made once: making one takes a good part of a rule's decision."""
+    return Action(drafter, k)
 
 
 def check_value(value: Any, like: Any, owner: str) -> None:
@@ -143,4 +150,4 @@ class BasePolicy:
         name = drafter or self.drafter or self._first
         if k < 1 or name is None:
             return ROLLBACK
-        return Action(name, k)
+        return drafting(name, k)

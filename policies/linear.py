@@ -82,7 +82,7 @@ class LinearBandit(BasePolicy):
         of = np.array([self._drafters.index(n) for n in names])
         self._of_arms = np.concatenate([2 * of, 2 * of + 1])
         """where the price of a call of each arm's drafter, then that of a token, stands in the list of all"""
-        self._places = {name: i for i, name in enumerate(self.arms.names)}
+        self._places = {a: i for i, a in enumerate(self._actions) if a is not None}
         self._seen = None
 
     def act(self, observation: Observation) -> Action:
@@ -112,7 +112,9 @@ class LinearBandit(BasePolicy):
             return
         tokens, seconds = self.pace.get(self.level, (0.0, 0.0))
         self.pace[self.level] = [PACE * tokens + record.emitted, PACE * seconds + record.seconds]
-        place = self._places.get(str(record.action))
+        place = self._places.get(record.action)
+        if place is None and (name := str(record.action)) in self.arms.names:  # an arm of another table
+            place = self.arms.names.index(name)
         if place is not None:
             self.arms.add(place, x, record.emitted - 1, record.drafted)
 
