@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from assc.observe import DEFAULT_FIELDS, FIELDS
+from assc.observe import DEFAULT_FIELDS, FIELDS, LEARNER_FIELDS
 from envs.rewards import REWARDS
 
 
@@ -16,7 +16,7 @@ def field_table() -> str:
     """Every observation field: size, bounds, unit, meaning, and what it needs beyond finished rounds."""
     lines = [_row(("field", "numbers", "min", "max", "unit", "meaning", "default")), "|---|---:|---:|---:|---|---|---|"]
     for spec in FIELDS.values():
-        default = "yes" if spec.name in DEFAULT_FIELDS else "no"
+        default = "yes" if spec.name in DEFAULT_FIELDS else "learners" if spec.name in LEARNER_FIELDS else "no"
         lines.append(_row((spec.name, spec.size, f"{spec.low:g}", f"{spec.high:g}", spec.unit, spec.doc, default)))
     return "\n".join(lines)
 

@@ -128,9 +128,9 @@ STEP = 27
 
 
 SIZES = {"lookup": LOOKUP, "enter": ROUND, "judge": STEP, "next": STEP}
-"""head -> numbers that it reads. `lookup`: is position j of its proposal accepted, if those before it are; `enter`: the
-logarithm of what a round of the model is worth beyond the least that it can be, in tokens; `judge`: is the model's token accepted, if those before it are; `next`: is
-the one after it, if it is"""
+"""head -> numbers that it reads. `lookup`: is position j of its proposal accepted, if those before it are; `enter`: log
+of what a round of the model is worth beyond the least that it can be, in tokens; `judge`: is the model's token
+accepted, if those before it are; `next`: is the one after it, if it is"""
 
 
 def plain_heads() -> dict[str, Head]:

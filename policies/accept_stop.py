@@ -58,8 +58,8 @@ class AcceptStop(BaseStepPolicy):
     lookup will propose is foreseen from the committed text, and judged by what followed the same tokens so far
     (`assc.text_memory`).
 
-    `seconds=modelled` (default): the seconds of a round's parts stay those of the cost model that it was fitted with, so
-    that it decides live as in replay. `seconds=fitted`: they are fitted to its own rounds as it goes on
+    `seconds=modelled` (default): the seconds of a round's parts stay those of the cost model that it was fitted with,
+    so that it decides live as in replay. `seconds=fitted`: they are fitted to its own rounds as it goes on
     (`policies.step_costs`), for machines whose load changes. Either way c rescales the draft's at once. Without a fit
     they are always learned.
 
@@ -114,7 +114,6 @@ class AcceptStop(BaseStepPolicy):
         """chance that all tokens of the round so far are accepted"""
         self._expected = 0.0
         """expected number of accepted ones"""
-        self._ahead: list[list[float]] = []
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)

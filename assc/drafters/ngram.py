@@ -1,4 +1,4 @@
-"""Prompt lookup: propose what followed the most recent earlier occurrence of the current suffix (`assc.ngram_index`)."""
+"""Prompt lookup: propose what followed the latest earlier occurrence of the current suffix (`assc.ngram_index`)."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from assc.errors import ArtefactError, AsscError, RequestError, SpecError
 from assc.files import git_commit, versions, write_json
 from assc.groups import check_k_max
 from assc.registry import make_policy
+from assc.rule_tuning import is_tuned_rule
 from envs.rewards import REWARDS
 from policies.training.settings import parse_settings
 
@@ -96,6 +97,9 @@ class TrainConfig:
     trained on all of them and compared on held-out ones."""
     sweep_timesteps: int | None = None
     """Decoding rounds of each trial of the sweep; default: those of the run."""
+    imitate: str | None = None
+    """replay, ppo per round: rule that the network first learns to decide like (NAME:tuned is tuned on the train
+    requests), none for a random beginning; default: cascade:tuned where the trace has a lookup and a model."""
     reward: str = "dinkelbach"
     """Reward of one round: dinkelbach, saved or throughput."""
     mode: Mode = "greedy"
@@ -154,6 +158,11 @@ class TrainConfig:
             raise RequestError(f"--granularity step is for {', '.join(STEP_ALGORITHMS)}, {self.algo} decides per round")
         if self.copy_from < 0 or (self.copy_from and self.granularity == "round"):
             raise RequestError("--copy-from is 0 or more, and above 0 for --granularity step only")
+        if self.imitate is not None:
+            if self.algo != "ppo" or self.granularity != "round" or self.backend != "replay":
+                raise RequestError("--imitate is for --algo ppo with --backend replay and --granularity round")
+            if self.imitate != "none" and not is_tuned_rule(self.imitate):
+                make_policy(self.imitate)
         least = 2 if self.algo in ("ppo", "recurrent_ppo") else 1
         if self.rounds < least:
             why = f" ({self.algo} normalises over a batch, so it needs two)" if least == 2 else ""

@@ -230,6 +230,8 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
         if config.algo in SB3_ALGORITHMS:
             rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)
             run = Sb3Run(config, problem.play(config, rollout.lanes), rollout, log, checkpoint)
+            if checkpoint is None and (rule := run.imitate(problem.backend, problem.train)):
+                say(f"The network begins as {rule}.")
         elif config.fitted:
             run = AcceptRun(config, problem.backend, problem.train, log, checkpoint)
         else:

@@ -6,7 +6,7 @@ All are resumable to the bit where time is modelled.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
+from assc.core import Backend, Request
 from assc.errors import ArtefactError
 from policies.artefact import network_policy
 from policies.learned import LearnedPolicy
 from policies.sb3_adapter import actor_network
 from policies.training.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
 from policies.training.config import TrainConfig, require_recurrent
+from policies.training.imitate import imitate, rule_of
 from policies.training.log import Interrupt, TrainingLog
 from policies.training.play import Play
 from policies.training.settings import parse_settings
@@ -41,6 +43,8 @@ GAMMA = 0.1
 policies of 3,072 rounds reached 1.82x (modelled, four seeds) with 0.1, 1.79x with 0.5, 1.70x with 0.9"""
 STEP_GAMMA = 0.98
 """per draft token: what a decision is worth shows when its round ends, up to 17 decisions later"""
+CLONED_RATE = 3e-4
+"""learning rate after cloning"""
 RHO_MEMORY = 0.8
 """share of the older sums that each update of ρ keeps"""
 REPORT_ROUNDS = 64
@@ -90,8 +94,11 @@ def _minibatch(rollout: int, most: int = 64) -> int:
     return best if best >= min(16, rollout) else rollout
 
 
-def learner_settings(config: TrainConfig, rollout: Rollout) -> dict[str, Any]:
-    """Hyperparameters for a small network: a few thousand rounds of one decoder, or many of a trace's lanes."""
+def learner_settings(config: TrainConfig, rollout: Rollout, *, cloned: bool = False) -> dict[str, Any]:
+    """Hyperparameters for a small network: a few thousand rounds of one decoder, or many of a trace's lanes.
+
+    A network that has been `cloned` from a rule moves on in smaller steps.
+    """
     n, total, many = rollout.steps, config.rounds, rollout.lanes > 1
     shared = {"policy": "MlpPolicy", "gamma": gamma_of(config), "seed": config.seed, "device": "cpu", "verbose": 0}
     if config.algo in ON_ROLLOUTS:
@@ -99,7 +106,7 @@ def learner_settings(config: TrainConfig, rollout: Rollout) -> dict[str, Any]:
             "n_steps": n,
             "batch_size": _minibatch(rollout.rounds, 512 if many else 64),
             "n_epochs": 10,
-            "learning_rate": 1e-3,
+            "learning_rate": CLONED_RATE if cloned else 1e-3,
             "gae_lambda": 0.9,
             "ent_coef": 0.01,
         }
@@ -146,8 +153,11 @@ class Sb3Run:
         # moved in training (c) throws the network off its range when it differs later.
         self.venv = VecNormalize(play.venv, norm_obs=False, gamma=gamma_of(config))
         self.rho_sums = [0.0, 0.0]
+        self.rule = rule_of(config, play.table)
+        """what the network is to imitate before it plays"""
         if checkpoint is None:
-            self.model = learner_class(config.algo)(env=self.venv, **learner_settings(config, rollout))
+            settings = learner_settings(config, rollout, cloned=self.rule is not None)
+            self.model = learner_class(config.algo)(env=self.venv, **settings)
         else:
             self._restore(checkpoint)
         self.model.set_logger(log.logger)
@@ -159,6 +169,12 @@ class Sb3Run:
     @property
     def updates(self) -> int:
         return int(self.model._n_updates)
+
+    def imitate(self, backend: Backend, requests: Sequence[Request]) -> str | None:
+        """Clone `rule` into the fresh network; the rule as tuned, None without one."""
+        if self.rule is None:
+            return None
+        return imitate(self.model, self.rule, backend, requests, self.play.featurizer, self.config.seed)
 
     def player(self) -> LearnedPolicy:
         """The greedy policy as it is now, as it would be saved."""

@@ -14,7 +14,7 @@ from assc.costs_io import read_costs
 from assc.errors import TraceError
 from assc.files import write_json
 from assc.manifest import PACKAGED, packaged_workload
-from assc.observe import LEARNER_FIELDS
+from assc.observe import DEFAULT_FIELDS, LEARNER_FIELDS
 from assc.pair_options import load_chosen
 from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
@@ -60,10 +60,8 @@ class Problem:
 
     def play(self, config: TrainConfig, lanes: int) -> Play:
         """The environment to train on; `lanes` counts only where there is a trace."""
-        import os
-
-        F = tuple(os.environ["FIELDS"].split(",")) if "FIELDS" in os.environ else LEARNER_FIELDS
-        fields = (*F, *PEEKED_FIELDS) if config.peek else F
+        own = LEARNER_FIELDS if config.granularity == "round" else DEFAULT_FIELDS
+        fields = (*own, *PEEKED_FIELDS) if config.peek else own
         if config.granularity == "step":
             # a copy plays a request of its own and shares what was read of the trace
             backends: list[Any] = [copy.copy(self.backend) for _ in range(lanes)]
