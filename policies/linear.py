@@ -14,22 +14,44 @@ from assc.actions import ActionTable
 from assc.core import Action, Observation, RoundRecord
 from assc.errors import ArtefactError
 from assc.registry import register
+from policies import probing
 from policies.base import BasePolicy
-from policies.ridge import RidgeArms
+from policies.ridge import Places, RidgeArms
 from policies.rng import NormalStream, seed_state
 from policies.round_costs import Costs, add_round, load_level, prices
 from policies.vectors import LinearFeatures
 
 SPREAD = 0.5
 """tokens; the rewards of an arm of K are taken to scatter by this times sqrt(K + 1), as in `policies.arms`"""
+KEPT = 0.1
+"""of what was learned of a drafter's arms, when probes show that it has become better"""
 PACE = 0.995
 """kept of the sums behind ρ from round to round"""
+
+
+def settled(ks: NDArray[np.float64], record: RoundRecord) -> NDArray[np.float64]:
+    """What a round says of other K of its drafter (`ks`, ascending): gains and drafted tokens, [2, settled].
+
+    The outcome of a smaller K follows from that of a larger one. So does that of a larger one, unless everything asked
+    for was drafted and accepted, or the request ended; then only the K up to the one played are settled.
+
+    >>> from assc.core import Action
+    >>> settled(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 1, 2, (), 0.1)).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0]]
+    >>> settled(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 2, 3, (), 0.1)).tolist()
+    [[1.0, 2.0], [1.0, 2.0]]
+    """
+    k, drafted = record.action.k, record.drafted
+    short = drafted < k
+    if not (short or (record.accepted < drafted and record.finish is None)):
+        ks = ks[: int(ks.searchsorted(k, "right"))]
+    return np.minimum(ks, np.array([[record.emitted - 1.0], [drafted if short else math.inf]]))
 
 
 class LinearBandit(BasePolicy):
     """What `linucb` and `lints` share: ridge regression per arm, features of the observation, choice by `scores`."""
 
-    learned: ClassVar[tuple[str, ...]] = ("arms", "costs", "pace", "rng")
+    learned: ClassVar[tuple[str, ...]] = ("arms", "costs", "pace", "probes", "rng")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(
@@ -41,22 +63,27 @@ class LinearBandit(BasePolicy):
         frozen: bool = False,
         seed: int = 0,
         discount: float = 1.0,
+        probe: int = probing.REST,
+        share: float = probing.SHARE,
     ) -> None:
         if not 0 < discount <= 1:
             raise ValueError(f"discount is in (0, 1], got {discount}")
         if not (0 <= explore < math.inf and 0 < ridge < math.inf):
             raise ValueError(f"explore is 0 or more and ridge above 0, got {explore} and {ridge}")
-        self.explore, self.frozen = explore, frozen
+        probing.check_setting(probe, share)
+        self.explore, self.probe, self.share, self.frozen = explore, probe, share, frozen
         self.features = LinearFeatures(fields, confidence=confidence)
         self.needs = self.features.needs
         self.arms = RidgeArms(self.features.size, ridge, discount)
         self.costs: Costs = {}
         self.pace: dict[str, list[float]] = {}
         """level of load -> discounted tokens and seconds"""
+        self.probes = probing.fresh_probes()
         self.level = load_level(1.0)
         self.rng = seed_state(seed)
         self._normals = NormalStream()
         self._seen: NDArray[np.float64] | None = None
+        self._probe: probing.Probe | None = None
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)
@@ -72,12 +99,24 @@ class LinearBandit(BasePolicy):
         self._drafters: list[str | None] = [None, *dict.fromkeys(a.drafter for a in actions if a.drafter is not None)]
         names = [None if a is None else a.drafter for a in self._actions]
         self._drafter_of = np.array([self._drafters.index(n) for n in names])
-        self._places = {name: i for i, name in enumerate(self.arms.names)}
+        self._of_drafter: dict[str, Places] = {}
+        """places of a drafter's arms, by rising K"""
+        self._ks_of: dict[str, NDArray[np.float64]] = {}
+        self._shortest: dict[str, int] = {}
+        for i, d in enumerate(self._drafters):
+            if d is not None:
+                arms = np.flatnonzero((self._drafter_of == i) & (self._ks < 1 << 30))
+                arms = arms[self._ks[arms].argsort()]
+                together = bool((np.diff(arms) == 1).all())  # a slice is faster
+                self._of_drafter[d] = slice(int(arms[0]), int(arms[-1]) + 1) if together else arms
+                self._ks_of[d], self._shortest[d] = self._ks[arms].astype(np.float64), int(arms[0])
+        probing.know(self.probes, self._shortest)
         self._seen = None
 
     def act(self, observation: Observation) -> Action:
         level = self.level = load_level(observation.occupancy)
         self._seen = x = self.features(observation)
+        self._probe = None
         c = observation.cost_ratio
         priced = [prices(self.costs, level, d, c) for d in self._drafters]
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
@@ -89,25 +128,51 @@ class LinearBandit(BasePolicy):
         scores = means if self.frozen else self.scores(means, variances)
         if observation.k_max < self._all:
             scores = np.where(self._ks <= observation.k_max, scores, -np.inf)
-        action = self._actions[int(scores.argmax())]
+        chosen = int(scores.argmax())
+        if not self.frozen and (ready := probing.due(self.probes, self.probe)):
+            chosen = self._probed(ready, chosen, means / rho, x, observation)
+        action = self._actions[chosen]
         assert action is not None
         return action
+
+    def _probed(
+        self, ready: list[str], chosen: int, worths: NDArray[np.float64], x: NDArray[np.float64], o: Observation
+    ) -> int:
+        """The arm of a probe, if one is due and can be paid, else the chosen one. `worths` are means in seconds."""
+        own = self._drafters[self._drafter_of[chosen]]
+        arms = {d: self._shortest[d] for d in ready if d != own and d in self._shortest and probing.can_show(d, o)}
+        losses = {d: float(worths[chosen] - worths[i]) for d, i in arms.items() if self._ks[i] <= o.k_max}
+        name = probing.choose(self.probes, losses)
+        if name is None:
+            return chosen
+        arm = arms[name]
+        self._probe = probing.Probe(name, losses[name], float(self.arms.solved[0, arm] @ x) / int(self._ks[arm]))
+        return arm
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
         raise NotImplementedError
 
     def update(self, record: RoundRecord) -> None:
         x, self._seen = self._seen, None
-        if x is None or self.frozen or not add_round(self.costs, record, self.level):
+        if x is None or self.frozen:
+            return
+        probe, self._probe = self._probe, None
+        if probing.count(self.probes, record, self.share, probe) and probe is not None:
+            self.arms.weaken(self._of_drafter[probe.drafter], KEPT)
+        if not add_round(self.costs, record, self.level):
             return
         tokens, seconds = self.pace.get(self.level, (0.0, 0.0))
         self.pace[self.level] = [PACE * tokens + record.emitted, PACE * seconds + record.seconds]
-        place = self._places.get(str(record.action))
-        if place is not None:
-            self.arms.add(place, x, record.emitted - 1, record.drafted)
+        places = self._of_drafter.get(record.action.drafter or "")
+        if places is not None:
+            outcomes = settled(self._ks_of[record.action.drafter], record)
+            n = outcomes.shape[1]
+            if n:
+                told = slice(places.start, places.start + n) if isinstance(places, slice) else places[:n]
+                self.arms.add(told, x, outcomes)
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"costs": self.costs, "pace": self.pace, "rng": self.rng}
+        own = {"costs": self.costs, "pace": self.pace, "probes": self.probes, "rng": self.rng}
         return copy.deepcopy(own) | {"arms": self.arms.to_json(), "fields": list(self.features.fields)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -115,6 +180,7 @@ class LinearBandit(BasePolicy):
             raise ArtefactError(f"policy {self.spec!r} expects the state of a linear bandit, got {sorted(state)}")
         if state["fields"] != list(self.features.fields):
             raise ArtefactError(f"policy {self.spec!r} reads {list(self.features.fields)}, saved was {state['fields']}")
+        probing.check_probes(state["probes"], self.spec)
         arms = RidgeArms(self.arms.size, self.arms.ridge, self.arms.discount)
         arms.from_json(state["arms"])
         super().load_state_dict({n: state[n] for n in self.learned if n != "arms"} | {"arms": arms})
