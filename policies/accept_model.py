@@ -150,7 +150,7 @@ class AcceptModel(BasePolicy):
         plain, _, slope = prices(self.costs, level, None, c)
         peek = priced[self._drafters.index(self._peeker)][2] - slope if self._peeker is not None else 0.0
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
-        self._rho = rho = tokens / seconds if seconds > 0 and self.costs else 1.0 / plain
+        rho = tokens / seconds if seconds > 0 and self.costs else 1.0 / plain
         calls, steps = np.array([p[1] for p in priced])[:, None], np.array([p[2] for p in priced])[:, None]
         cost = rho * (plain + calls + steps * self._k)
         if self._peeker is not None:  # the model's first forward is paid for whatever is played then
@@ -195,12 +195,13 @@ class AcceptModel(BasePolicy):
         if not self.frozen and (ready := probing.due(self.probes, self.probe)):
             first = (expected[:, 0] - self._first_cost).tolist()
             worth = max(worth, self._plain)
-            places = {d: i for i, d in enumerate(self._drafters) if d in ready and d != action.drafter}
-            losses = {d: (worth - first[i]) / self._rho for d, i in places.items() if probing.can_show(d, observation)}
-            name = probing.choose(self.probes, losses)
-            if name is not None:
-                self._probe = probing.Probe(name, losses[name], float(expected[places[name], 0]) - 1.0)
-                return Action(name, 1)
+            found = []
+            for i, d in enumerate(self._drafters):
+                if d in ready and d != action.drafter and probing.can_show(d, observation):
+                    found.append(probing.Probe(d, worth - first[i], float(expected[i, 0]) - 1.0))
+            self._probe = probing.choose(self.probes, found)
+            if self._probe is not None:
+                return Action(self._probe.drafter, 1)
         return action
 
     def update(self, record: RoundRecord) -> None:

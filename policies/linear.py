@@ -23,29 +23,35 @@ from policies.vectors import LinearFeatures
 
 SPREAD = 0.5
 """tokens; the rewards of an arm of K are taken to scatter by this times sqrt(K + 1), as in `policies.arms`"""
-KEPT = 0.1
-"""of what was learned of a drafter's arms, when probes show that it has become better"""
+BEYOND = 0.5
+"""what a token after an accepted draft is taken to be accepted with, where nobody asked for it"""
 PACE = 0.995
 """kept of the sums behind ρ from round to round"""
 
 
-def settled(ks: NDArray[np.float64], record: RoundRecord) -> NDArray[np.float64]:
-    """What a round says of other K of its drafter (`ks`, ascending): gains and drafted tokens, [2, settled].
+def outcomes(ks: NDArray[np.float64], record: RoundRecord) -> NDArray[np.float64]:
+    """What a round says of every K of its drafter (`ks`, ascending): gains and drafted tokens, [2, K].
 
-    The outcome of a smaller K follows from that of a larger one. So does that of a larger one, unless everything asked
-    for was drafted and accepted, or the request ended; then only the K up to the one played are settled.
+    The outcome of a smaller K follows from that of a larger one. So does that of a larger one, unless all that was
+    asked for was drafted and accepted. To leave it out then would show larger K their failures only; the further
+    tokens count as if each were accepted with chance BEYOND, given those before it. After a round that ended the
+    request only the K up to the one played are told, [2, told].
 
     >>> from assc.core import Action
-    >>> settled(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 1, 2, (), 0.1)).tolist()
+    >>> outcomes(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 1, 2, (), 0.1)).tolist()
     [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0]]
-    >>> settled(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 2, 3, (), 0.1)).tolist()
-    [[1.0, 2.0], [1.0, 2.0]]
+    >>> outcomes(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 2, 3, (), 0.1)).tolist()
+    [[1.0, 2.0, 2.75], [1.0, 2.0, 4.0]]
     """
-    k, drafted = record.action.k, record.drafted
-    short = drafted < k
-    if not (short or (record.accepted < drafted and record.finish is None)):
+    k, drafted, gain = record.action.k, record.drafted, record.emitted - 1.0
+    if drafted < k:
+        return np.minimum(ks, np.array([[gain], [drafted]]))
+    if record.finish is None and record.accepted == drafted:
+        further = 1.0 - BEYOND ** np.maximum(ks - k, 0.0)
+        return np.stack([np.minimum(ks, k) + BEYOND / (1.0 - BEYOND) * further, ks])
+    if record.finish is not None:
         ks = ks[: int(ks.searchsorted(k, "right"))]
-    return np.minimum(ks, np.array([[record.emitted - 1.0], [drafted if short else math.inf]]))
+    return np.stack([np.minimum(ks, gain), ks])
 
 
 class LinearBandit(BasePolicy):
@@ -56,7 +62,7 @@ class LinearBandit(BasePolicy):
 
     def __init__(
         self,
-        explore: float = 1.0,
+        explore: float = 0.25,
         ridge: float = 1.0,
         fields: str = "",
         confidence: bool = False,
@@ -130,24 +136,23 @@ class LinearBandit(BasePolicy):
             scores = np.where(self._ks <= observation.k_max, scores, -np.inf)
         chosen = int(scores.argmax())
         if not self.frozen and (ready := probing.due(self.probes, self.probe)):
-            chosen = self._probed(ready, chosen, means / rho, x, observation)
+            chosen = self._probed(ready, chosen, means, x, observation)
         action = self._actions[chosen]
         assert action is not None
         return action
 
     def _probed(
-        self, ready: list[str], chosen: int, worths: NDArray[np.float64], x: NDArray[np.float64], o: Observation
+        self, ready: list[str], chosen: int, means: NDArray[np.float64], x: NDArray[np.float64], o: Observation
     ) -> int:
-        """The arm of a probe, if one is due and can be paid, else the chosen one. `worths` are means in seconds."""
-        own = self._drafters[self._drafter_of[chosen]]
-        arms = {d: self._shortest[d] for d in ready if d != own and d in self._shortest and probing.can_show(d, o)}
-        losses = {d: float(worths[chosen] - worths[i]) for d, i in arms.items() if self._ks[i] <= o.k_max}
-        name = probing.choose(self.probes, losses)
-        if name is None:
-            return chosen
-        arm = arms[name]
-        self._probe = probing.Probe(name, losses[name], float(self.arms.solved[0, arm] @ x) / int(self._ks[arm]))
-        return arm
+        """The arm of a probe, if one is due and can be paid, else the chosen one."""
+        own, found = self._drafters[self._drafter_of[chosen]], []
+        for d in ready:
+            arm = self._shortest.get(d)
+            if arm is not None and d != own and self._ks[arm] <= o.k_max and probing.can_show(d, o):
+                gain = float(self.arms.solved[0, arm] @ x) / int(self._ks[arm])
+                found.append(probing.Probe(d, float(means[chosen] - means[arm]), gain))
+        self._probe = probing.choose(self.probes, found)
+        return chosen if self._probe is None else self._shortest[self._probe.drafter]
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
         raise NotImplementedError
@@ -158,18 +163,19 @@ class LinearBandit(BasePolicy):
             return
         probe, self._probe = self._probe, None
         if probing.count(self.probes, record, self.share, probe) and probe is not None:
-            self.arms.weaken(self._of_drafter[probe.drafter], KEPT)
+            self.arms.forget(self._of_drafter[probe.drafter])
         if not add_round(self.costs, record, self.level):
             return
         tokens, seconds = self.pace.get(self.level, (0.0, 0.0))
         self.pace[self.level] = [PACE * tokens + record.emitted, PACE * seconds + record.seconds]
         places = self._of_drafter.get(record.action.drafter or "")
         if places is not None:
-            outcomes = settled(self._ks_of[record.action.drafter], record)
-            n = outcomes.shape[1]
+            found = outcomes(self._ks_of[str(record.action.drafter)], record)
+            n = found.shape[1]
             if n:
-                told = slice(places.start, places.start + n) if isinstance(places, slice) else places[:n]
-                self.arms.add(told, x, outcomes)
+                self.arms.add(
+                    slice(places.start, places.start + n) if isinstance(places, slice) else places[:n], x, found
+                )
 
     def state_dict(self) -> dict[str, Any]:
         own = {"costs": self.costs, "pace": self.pace, "probes": self.probes, "rng": self.rng}

@@ -162,12 +162,12 @@ class Mdp(BasePolicy):
             return None
         tokens, seconds = self.pace
         rho = tokens / seconds if seconds > 0 else 1.0 / prices(self.costs, LOAD, None, self._c)[0]
-        worth, found = self._worth(s, action, rho), {}
+        worth, found = self._worth(s, action, rho)[0], []
         for d in ready:
             if d in self._limits and d != action.drafter and probing.can_show(d, o):
-                found[d] = self._worth(s, Action(d, 1), rho)
-        name = probing.choose(self.probes, {d: (worth[0] - w[0]) / rho for d, w in found.items()})
-        return None if name is None else probing.Probe(name, (worth[0] - found[name][0]) / rho, found[name][1])
+                value, chance = self._worth(s, Action(d, 1), rho)
+                found.append(probing.Probe(d, worth - value, chance))
+        return probing.choose(self.probes, found)
 
     def _worth(self, s: int, action: Action, rho: float) -> tuple[float, float]:
         """E[tokens] − ρ·E[seconds] of one round in a state, and the chance that its first token is accepted."""

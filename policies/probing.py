@@ -3,11 +3,12 @@
 Who does not draft learns nothing about drafts. A probe asks a drafter for one token in a round in which the learner
 would do something else. By the learner's own estimate it loses
 
-    loss = (worth of what would be played − worth of the probe) / ρ    seconds, worth = E[tokens] − ρ·E[seconds]
+    loss = worth of what would be played − worth of the probe    tokens, worth = E[tokens] − ρ·E[seconds]
 
-Every round earns `share` of its seconds; a probe is played once the earnings cover its loss, so rounds in which
-rollback is best come first, and a dear draft is probed more rarely. Between two probes of a drafter lie `rest` rounds
-at least, but a probe of which everything was accepted has cost nothing and is repeated at once.
+Every round earns `share` of its tokens, which at the learner's own pace ρ is `share` of its seconds; a probe is played
+once the earnings cover its loss. So rounds in which rollback is best come first, and a dear draft is probed more
+rarely. Between two probes of a drafter lie `rest` rounds at least; but where an accepted probe is worth no less than
+what it displaces, it is free as long as it is accepted, and is repeated at once.
 
 The probes of a drafter also go through a CUSUM test of "accepted with chance p₁ = (1 + p₀) / 2" against the learner's
 p₀ (Page 1954; as a reason for a bandit to start anew: Liu, Lee and Shroff 2018, arXiv 1711.03539). When it says that
@@ -16,28 +17,29 @@ regular use, however few probes there were since.
 
 The memory is a plain dictionary, so that `state_dict` can save it:
 
-    {"credit": seconds, "again": drafter or "", "idle": {drafter: rounds}, "better": {drafter: log-likelihood ratio}}
+    {"credit": tokens, "again": drafter or "", "idle": {drafter: rounds}, "better": {drafter: log-likelihood ratio}}
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from assc.core import Observation, RoundRecord
 from assc.errors import ArtefactError
 from assc.kinds import is_lookup
-from policies.arms import LONGEST
 
 Probes = dict[str, Any]
 
 SHARE = 0.01
-"""of the time, for probes"""
+"""of the time, that probes may lose"""
 REST = 8
 """rounds without the drafter before it is probed"""
 SAVED = 2.0
 """earnings are kept up to so many of the cheapest probes"""
+FLOOR = 0.01
+"""tokens that are always kept"""
 CERTAIN = 4.0
 """log-likelihood ratio at which a drafter counts as better than believed"""
 RAREST = 0.02
@@ -45,13 +47,13 @@ RAREST = 0.02
 
 
 class Probe(NamedTuple):
-    """A probe on its way."""
+    """One token of a drafter, as the learner sees it."""
 
     drafter: str
     loss: float
-    """seconds, as believed"""
+    """tokens"""
     believed: float
-    """chance that its token is accepted, as believed"""
+    """chance that the token is accepted"""
 
 
 def fresh_probes() -> Probes:
@@ -71,7 +73,7 @@ def check_probes(state: Any, owner: str) -> None:
         good = set(state) == {"credit", "again", "idle", "better"} and isinstance(state["again"], str)
         numbers = [state["credit"], *state["idle"].values(), *state["better"].values()]
         good = good and all(isinstance(v, int | float) and math.isfinite(v) for v in numbers)
-    except (TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         good = False
     if not good:
         raise ArtefactError(f"the saved probes of {owner!r} are damaged")
@@ -84,9 +86,9 @@ def know(state: Probes, drafters: Iterable[str]) -> None:
 
 
 def due(state: Probes, rest: int) -> list[str]:
-    """Drafters that may be probed now, by the number of rounds in which they were not asked."""
+    """Drafters that may be probed now: not asked for `rest` rounds, or accepted in the last probe."""
     again = state["again"]
-    return [again] if again else [d for d, n in state["idle"].items() if n >= rest]
+    return [d for d, n in state["idle"].items() if n >= rest or d == again]
 
 
 def can_show(drafter: str, observation: Observation) -> bool:
@@ -94,23 +96,24 @@ def can_show(drafter: str, observation: Observation) -> bool:
     return observation.ngram_match != 0 or not is_lookup(drafter)
 
 
-def choose(state: Probes, losses: Mapping[str, float]) -> str | None:
-    """The drafter to probe in this round, of those in `losses` (drafter -> seconds), or None.
+def choose(state: Probes, candidates: Sequence[Probe]) -> Probe | None:
+    """The probe to play in this round, if any.
 
-    `losses` holds the drafters of `due` that can be asked for a token now and would not be asked anyway.
+    `candidates` are drafters of `due` that can be asked for a token now and would not be asked anyway.
 
     >>> probes = fresh_probes()
-    >>> probes["credit"] = 0.01
-    >>> choose(probes, {"model": 0.02}), choose(probes, {"model": 0.02, "ngram": 0.004})
-    (None, 'ngram')
+    >>> probes["credit"] = 0.1
+    >>> choose(probes, [Probe("model", 0.2, 0.0)]), choose(probes, [Probe("ngram", 0.1, 0.0)])
+    (None, Probe(drafter='ngram', loss=0.1, believed=0.0))
     """
-    if not losses:
+    if not candidates:
         return None
-    name = min(losses, key=losses.__getitem__)
-    if state["again"]:
-        return name
-    state["credit"] = min(state["credit"], SAVED * max(losses[name], 0.0))
-    return name if losses[name] <= state["credit"] else None
+    for probe in candidates:
+        if probe.drafter == state["again"] and probe.loss + probe.believed <= 1.0:
+            return probe
+    probe = min(candidates, key=lambda p: p.loss)
+    state["credit"] = min(state["credit"], SAVED * max(probe.loss, 0.0) + FLOOR)
+    return probe if probe.loss <= state["credit"] > 0.0 else None
 
 
 def count(state: Probes, record: RoundRecord, share: float, probe: Probe | None = None) -> float:
@@ -121,22 +124,24 @@ def count(state: Probes, record: RoundRecord, share: float, probe: Probe | None 
     name, idle = record.action.drafter, state["idle"]
     for d in idle:
         idle[d] = 0 if d == name else idle[d] + 1
-    if 0.0 < record.seconds <= LONGEST:
-        state["credit"] += share * record.seconds
-    state["again"] = ""
-    if probe is None:
+    state["credit"] += share * record.emitted
+    if name is None:
+        return 0.0
+    if name == state["again"]:
+        state["again"] = ""
+    if probe is None or probe.drafter != name:
         state["better"].pop(name, None)  # in regular use the learner judges it
         return 0.0
-    if name != probe.drafter or not record.drafted or (record.accepted < record.drafted and record.finish is not None):
+    if not record.drafted or (record.accepted < record.drafted and record.finish is not None):
         return 0.0
+    accepted = record.accepted == record.drafted
+    lost = probe.loss + probe.believed - accepted
+    state["credit"] -= max(lost, 0.0)
+    if accepted and lost <= 0.0:
+        state["again"] = name
     believed = min(max(probe.believed, RAREST), 1.0 - RAREST)
     better = (1.0 + believed) / 2.0
-    if record.accepted == record.drafted:
-        ratio = math.log(better / believed)
-        state["again"] = name
-    else:
-        ratio = math.log((1.0 - better) / (1.0 - believed))
-        state["credit"] -= max(probe.loss, 0.0)
+    ratio = math.log(better / believed) if accepted else math.log((1.0 - better) / (1.0 - believed))
     evidence = max(0.0, state["better"].get(name, 0.0) + ratio)
     if evidence < CERTAIN:
         state["better"][name] = evidence

@@ -41,13 +41,16 @@ class RidgeArms:
         self.inverse: NDArray[np.float64] = np.empty((0, size, size))
         self.sums: NDArray[np.float64] = np.empty((2, 0, size))
         """Σ gain·x and Σ drafted·x"""
-        self.solved: NDArray[np.float64] = np.empty((2, 0, size))
-        """coefficients of gain and of drafted tokens: the inverse times the sums"""
-        self._column = self.solved[..., None]
+        self._column: NDArray[np.float64] = np.empty((2, 0, size, 1))
         self.gram: NDArray[np.float64] = np.empty((0, size, size))
         """Σ xxᵀ; kept only where it is discounted"""
         self.since = 0
         """rounds since sums were discounted"""
+
+    @property
+    def solved(self) -> NDArray[np.float64]:
+        """Coefficients of gain and of drafted tokens, the inverse times the sums, [2, arms, size]."""
+        return self._column[..., 0]
 
     def extend(self, names: Sequence[str]) -> None:
         """Know these arms from now on."""
@@ -83,23 +86,21 @@ class RidgeArms:
         self._solve()
         self.since = 0
 
-    def weaken(self, arms: Places, kept: float) -> None:
-        """Let these arms' rounds count for `kept` of what they did. Estimates stay, but for the pull of the prior."""
-        eye = self.ridge * np.eye(self.size)
-        self.inverse[arms] = np.linalg.inv(kept * (np.linalg.inv(self.inverse[arms]) - eye) + eye)
-        self.gram[arms] *= kept
-        self.sums[:, arms] *= kept
-        self._solve()
+    def forget(self, arms: Places) -> None:
+        """Let these arms know nothing."""
+        self.inverse[arms] = np.eye(self.size) / self.ridge
+        self.gram[arms] = 0.0
+        self.sums[:, arms] = 0.0
+        self._column[:, arms] = 0.0
 
     def _solve(self) -> None:
         self._column = np.matmul(self.inverse, self.sums[..., None])
-        self.solved = self._column[..., 0]
 
     def estimate(
         self, x: NDArray[np.float64], price: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean of gain − price·drafted, and xᵀA⁻¹x, of every arm at `x`; `price` is one per arm."""
-        gains, drafted = (self.solved.reshape(-1, self.size) @ x).reshape(2, -1)
+        gains, drafted = (self._column.reshape(-1, self.size) @ x).reshape(2, -1)
         drafted *= price
         gains -= drafted
         return gains, self.inverse.reshape(-1, self.size * self.size) @ (x[:, None] * x).ravel()

@@ -173,7 +173,7 @@ class Survival(BasePolicy):
         if k_max < 1:
             return action
         ready = () if self.frozen else probing.due(self.probes, self.probe)
-        first: dict[str, tuple[float, float]] = {}
+        first: list[tuple[str, float, float]] = []
         luck = [0.0] * len(self._drafters)
         if self.explore and not self.frozen:
             self.rng, luck = self._normals.take(self.rng, len(luck))
@@ -189,13 +189,10 @@ class Survival(BasePolicy):
             if drafter in ready:
                 reached, passed = self._rows(drafter, own)
                 p = (passed[0] + PRIOR) / (reached[0] + 1.0)
-                first[drafter] = p, 1.0 + p - sum(price)
-        first.pop(action.drafter or "", None)
-        name = probing.choose(self.probes, {d: (worth - w) / rho for d, (_, w) in first.items()})
-        if name is None:
-            return action
-        self._probe = probing.Probe(name, (worth - first[name][1]) / rho, first[name][0])
-        return Action(name, 1)
+                first.append((drafter, p, 1.0 + p - sum(price)))
+        found = [probing.Probe(d, worth - value, p) for d, p, value in first if d != action.drafter]
+        self._probe = probing.choose(self.probes, found)
+        return action if self._probe is None else Action(self._probe.drafter, 1)
 
     def update(self, record: RoundRecord) -> None:
         if self.frozen:
