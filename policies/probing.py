@@ -34,7 +34,7 @@ Probes = dict[str, Any]
 
 SHARE = 0.01
 """of the time, that probes may lose"""
-REST = 8
+REST = 4
 """rounds without the drafter before it is probed"""
 SAVED = 2.0
 """earnings are kept up to so many of the cheapest probes"""
