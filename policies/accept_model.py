@@ -12,6 +12,7 @@ from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.errors import ArtefactError
 from assc.kinds import first_model, is_lookup
 from assc.registry import register
+from policies import probing
 from policies.arms import LONGEST
 from policies.base import BasePolicy
 from policies.round_costs import Costs, add_round, load_level, prices
@@ -77,21 +78,23 @@ class AcceptModel(BasePolicy):
 
     uses: ClassVar[str] = "H, E, N, L, seconds"
     learner: ClassVar[bool] = True
-    learned: ClassVar[tuple[str, ...]] = ("models", "buffer", "costs", "pace", "since", "waited", "fields")
+    learned: ClassVar[tuple[str, ...]] = ("models", "buffer", "costs", "pace", "probes", "waited", "fields")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(
         self,
         every: int = 16,
         rate: float = 0.05,
-        probe: int = 64,
+        probe: int = probing.REST,
+        share: float = probing.SHARE,
         fields: str = "",
         confidence: bool = False,
         frozen: bool = False,
     ) -> None:
-        if every < 1 or probe < 1 or not 0 < rate <= 1:
-            raise ValueError(f"every and probe are at least 1 and rate in (0, 1], got {every}, {probe}, {rate}")
-        self.every, self.rate, self.probe, self.frozen = every, rate, probe, frozen
+        if every < 1 or not 0 < rate <= 1:
+            raise ValueError(f"every is at least 1 and rate in (0, 1], got {every} and {rate}")
+        probing.check_setting(probe, share)
+        self.every, self.rate, self.probe, self.share, self.frozen = every, rate, probe, share, frozen
         self.features = LinearFeatures(fields, confidence=confidence)
         self.needs = self.features.needs
         self.fields = list(self.features.fields)
@@ -104,13 +107,12 @@ class AcceptModel(BasePolicy):
         self.costs: Costs = {}
         self.pace: dict[str, list[float]] = {}
         """level of load -> discounted tokens and seconds"""
-        self.since: dict[str, int] = {}
-        """drafter -> rounds since it was asked"""
+        self.probes = probing.fresh_probes()
         self.waited = 0
         """rounds since something was learned"""
         self.level = load_level(1.0)
         self._seen: NDArray[np.float64] | None = None
-        self._probing = False
+        self._probe: probing.Probe | None = None
         if not frozen:
             from sklearn.linear_model import SGDClassifier  # slow to import, and not needed to decide
 
@@ -120,7 +122,6 @@ class AcceptModel(BasePolicy):
         super().begin(table)
         played = table if self.saved_table is None else self.saved_table
         self._drafters = played.drafters
-        self._limits = {d: max(table.k_values(d)) for d in table.drafters}
         most = max((a.k for a in played), default=0)
         self._positions = of_position(most)
         self._allowed = np.full((len(self._drafters), most), -np.inf)
@@ -129,8 +130,7 @@ class AcceptModel(BasePolicy):
         self._k = np.arange(1, most + 1)
         self._seen = None
         self._peeker = first_model(played) if self._peeks else None
-        for d in self._drafters:
-            self.since.setdefault(d, 0)
+        probing.know(self.probes, self._drafters)
         self._extract()
 
     def _extract(self) -> None:
@@ -153,9 +153,11 @@ class AcceptModel(BasePolicy):
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
         rho = tokens / seconds if seconds > 0 and self.costs else 1.0 / plain
         calls, steps = np.array([p[1] for p in priced])[:, None], np.array([p[2] for p in priced])[:, None]
-        self._cost = rho * (plain + calls + steps * self._k) - self._allowed
+        cost = rho * (plain + calls + steps * self._k)
         if self._peeker is not None:  # the model's first forward is paid for whatever is played then
-            self._cost[[d != self._peeker for d in self._drafters]] += rho * peek
+            cost[[d != self._peeker for d in self._drafters]] += rho * peek
+        self._first_cost = cost[:, 0] if cost.shape[1] else cost
+        self._cost = cost - self._allowed
         self._plain = 1.0 - rho * (plain + peek)
         self._priced = (level, c)
 
@@ -179,21 +181,28 @@ class AcceptModel(BasePolicy):
     def act(self, observation: Observation) -> Action:
         level, c, k_max = load_level(observation.occupancy), observation.cost_ratio, observation.k_max
         self.level = level
-        self._probing = False
+        self._probe = None
         self._seen = x = self.features(observation)
         if k_max < 1 or not self._drafters:
             return ROLLBACK
         if self._priced != (level, c):
             self._price(level, c)
-        values = (self.tokens(x) - self._cost)[:, :k_max]
+        expected = self.tokens(x)
+        values = (expected - self._cost)[:, :k_max]
         best = int(values.argmax())
         row, column = divmod(best, values.shape[1])
-        action = Action(self._drafters[row], column + 1) if values[row, column] > self._plain else ROLLBACK
-        if not self.frozen:
-            due = max(self._drafters, key=lambda d: self.since[d])
-            if self.since[due] >= self.probe and action.drafter != due:
-                self._probing = True
-                return Action(due, min(2, k_max, self._limits[due]))
+        worth = float(values[row, column])
+        action = Action(self._drafters[row], column + 1) if worth > self._plain else ROLLBACK
+        if not self.frozen and (ready := probing.due(self.probes, self.probe)):
+            first = (expected[:, 0] - self._first_cost).tolist()
+            worth = max(worth, self._plain)
+            found = []
+            for i, d in enumerate(self._drafters):
+                if d in ready and d != action.drafter and probing.can_show(d, observation):
+                    found.append(probing.Probe(d, worth - first[i], float(expected[i, 0]) - 1.0))
+            self._probe = probing.choose(self.probes, found)
+            if self._probe is not None:
+                return Action(self._probe.drafter, 1)
         return action
 
     def update(self, record: RoundRecord) -> None:
@@ -201,9 +210,8 @@ class AcceptModel(BasePolicy):
         if self.frozen:
             return
         name = record.action.drafter
-        again = self._probing and 0 < record.drafted == record.accepted
-        for d in self.since:
-            self.since[d] = self.since[d] + 1 if d != name or again else 0
+        probe, self._probe = self._probe, None
+        shift = probing.count(self.probes, record, self.share, probe)
         self.waited += 1
         if add_round(self.costs, record, self.level) and record.seconds <= LONGEST:
             tokens, seconds = self.pace.get(self.level, (0.0, 0.0))
@@ -214,8 +222,17 @@ class AcceptModel(BasePolicy):
             refused = missed or (record.accepted < record.drafted and record.finish is None)
             if record.accepted or refused:
                 self.buffer.append([name, x.tolist(), record.accepted, refused])
+        if shift and probe is not None:
+            self._raise(probe.drafter, shift)
         if len(self.buffer) >= self.every or (self.buffer and self.waited >= 4 * self.every):
             self._learn()
+
+    def _raise(self, drafter: str, shift: float) -> None:
+        """Add to the log-odds of its first token, by the three constants that refusals of it have lowered alike."""
+        coefficients = self.models.setdefault(drafter, self._fresh())
+        for i in (0, self.features.size, 2 * self.features.size + 1):
+            coefficients[i] += shift / 3.0
+        self._extract()
 
     def _learn(self) -> None:
         for name in dict.fromkeys(row[0] for row in self.buffer):
@@ -248,4 +265,5 @@ class AcceptModel(BasePolicy):
             not isinstance(m, list) or len(m) != self._size for m in models.values()
         ):
             raise ArtefactError(f"policy {self.spec!r} expects {self._size} coefficients per drafter")
+        probing.check_probes(state.get("probes"), self.spec)
         super().load_state_dict(state)

@@ -14,57 +14,83 @@ from assc.actions import ActionTable
 from assc.core import Action, Observation, RoundRecord
 from assc.errors import ArtefactError
 from assc.registry import register
+from policies import probing
 from policies.base import BasePolicy
-from policies.ridge import RidgeArms
+from policies.ridge import Places, RidgeArms
 from policies.rng import NormalStream, seed_state
 from policies.round_costs import Costs, add_round, load_level, price_list
 from policies.vectors import LinearFeatures
 
 SPREAD = 0.5
 """tokens; the rewards of an arm of K are taken to scatter by this times sqrt(K + 1), as in `policies.arms`"""
+BEYOND = 0.5
+"""what a token after an accepted draft is taken to be accepted with, where nobody asked for it"""
 PACE = 0.995
 """kept of the sums behind ρ from round to round"""
 
 
-def _roots(variances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Their square roots, in place; rounding may have put one a little below 0."""
-    np.maximum(variances, 0.0, out=variances)
-    roots: NDArray[np.float64] = np.sqrt(variances, out=variances)
-    return roots
+def outcomes(ks: NDArray[np.float64], record: RoundRecord) -> NDArray[np.float64]:
+    """What a round says of every K of its drafter (`ks`, ascending): gains and drafted tokens, [2, K].
+
+    The outcome of a smaller K follows from that of a larger one. So does that of a larger one, unless all that was
+    asked for was drafted and accepted. To leave it out then would show larger K their failures only; the further
+    tokens count as if each were accepted with chance BEYOND, given those before it. After a round that ended the
+    request only the K up to the one played are told, [2, told].
+
+    >>> from assc.core import Action
+    >>> outcomes(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 1, 2, (), 0.1)).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0]]
+    >>> outcomes(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 2, 3, (), 0.1)).tolist()
+    [[1.0, 2.0, 2.75], [1.0, 2.0, 4.0]]
+    """
+    k, drafted, gain = record.action.k, record.drafted, record.emitted - 1.0
+    if drafted < k:
+        return np.minimum(ks, np.array([[gain], [drafted]]))
+    if record.finish is None and record.accepted == drafted:
+        further = 1.0 - BEYOND ** np.maximum(ks - k, 0.0)
+        return np.stack([np.minimum(ks, k) + BEYOND / (1.0 - BEYOND) * further, ks])
+    if record.finish is not None:
+        ks = ks[: int(ks.searchsorted(k, "right"))]
+    return np.stack([np.minimum(ks, gain), ks])
 
 
 class LinearBandit(BasePolicy):
     """What `linucb` and `lints` share: ridge regression per arm, features of the observation, choice by `scores`."""
 
     learner: ClassVar[bool] = True
-    learned: ClassVar[tuple[str, ...]] = ("arms", "costs", "pace", "rng")
+    learned: ClassVar[tuple[str, ...]] = ("arms", "costs", "pace", "probes", "rng")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(
         self,
-        explore: float = 1.0,
+        explore: float = 0.25,
         ridge: float = 1.0,
         fields: str = "",
         confidence: bool = False,
         frozen: bool = False,
         seed: int = 0,
         discount: float = 1.0,
+        probe: int = probing.REST,
+        share: float = probing.SHARE,
     ) -> None:
         if not 0 < discount <= 1:
             raise ValueError(f"discount is in (0, 1], got {discount}")
         if not (0 <= explore < math.inf and 0 < ridge < math.inf):
             raise ValueError(f"explore is 0 or more and ridge above 0, got {explore} and {ridge}")
-        self.explore, self.frozen = explore, frozen
+        probing.check_setting(probe, share)
+        self.explore, self.probe, self.share, self.frozen = explore, probe, share, frozen
         self.features = LinearFeatures(fields, confidence=confidence)
         self.needs = self.features.needs
         self.arms = RidgeArms(self.features.size, ridge, discount)
         self.costs: Costs = {}
         self.pace: dict[str, list[float]] = {}
         """level of load -> discounted tokens and seconds"""
+        self.probes = probing.fresh_probes()
         self.level = load_level(1.0)
         self.rng = seed_state(seed)
         self._normals = NormalStream()
         self._seen: NDArray[np.float64] | None = None
+        self._probe: probing.Probe | None = None
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)
@@ -79,47 +105,83 @@ class LinearBandit(BasePolicy):
         self._all = max(self._ks)
         self._drafters: list[str | None] = [None, *dict.fromkeys(a.drafter for a in actions if a.drafter is not None)]
         names = [None if a is None else a.drafter for a in self._actions]
-        of = np.array([self._drafters.index(n) for n in names])
-        self._of_arms = np.concatenate([2 * of, 2 * of + 1])
+        self._drafter_of = np.array([self._drafters.index(n) for n in names])
+        self._prices_of = np.concatenate([2 * self._drafter_of, 2 * self._drafter_of + 1])
         """where the price of a call of each arm's drafter, then that of a token, stands in the list of all"""
-        self._places = {a: i for i, a in enumerate(self._actions) if a is not None}
+        self._of_drafter: dict[str, Places] = {}
+        """places of a drafter's arms, by rising K"""
+        self._ks_of: dict[str, NDArray[np.float64]] = {}
+        self._shortest: dict[str, int] = {}
+        for i, d in enumerate(self._drafters):
+            if d is not None:
+                arms = np.flatnonzero((self._drafter_of == i) & (self._ks < 1 << 30))
+                arms = arms[self._ks[arms].argsort()]
+                together = bool((np.diff(arms) == 1).all())  # a slice is faster
+                self._of_drafter[d] = slice(int(arms[0]), int(arms[-1]) + 1) if together else arms
+                self._ks_of[d], self._shortest[d] = self._ks[arms].astype(np.float64), int(arms[0])
+        probing.know(self.probes, self._shortest)
         self._seen = None
 
     def act(self, observation: Observation) -> Action:
         level = self.level = load_level(observation.occupancy)
         self._seen = x = self.features(observation)
+        self._probe = None
         c = observation.cost_ratio
         priced, plain = price_list(self.costs, level, self._drafters, c)
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
         rho = tokens / seconds if seconds > 0 else 1.0 / plain
-        of_arms = np.array([rho * price for both in priced for price in both])[self._of_arms]
+        of_arms = np.array([rho * price for both in priced for price in both])[self._prices_of]
         n = len(self._ks)
         means, variances = self.arms.estimate(x, of_arms[n:])
         means -= of_arms[:n]  # against plain decoding, which is worth 0
         scores = means if self.frozen else self.scores(means, variances)
         if observation.k_max < self._all:
             scores = np.where(self._ks <= observation.k_max, scores, -np.inf)
-        action = self._actions[int(scores.argmax())]
+        chosen = int(scores.argmax())
+        if not self.frozen and (ready := probing.due(self.probes, self.probe)):
+            chosen = self._probed(ready, chosen, means, x, observation)
+        action = self._actions[chosen]
         assert action is not None
         return action
+
+    def _probed(
+        self, ready: list[str], chosen: int, means: NDArray[np.float64], x: NDArray[np.float64], o: Observation
+    ) -> int:
+        """The arm of a probe, if one is due and can be paid, else the chosen one."""
+        own, found = self._drafters[self._drafter_of[chosen]], []
+        for d in ready:
+            arm = self._shortest.get(d)
+            if arm is not None and d != own and self._ks[arm] <= o.k_max and probing.can_show(d, o):
+                gain = float(self.arms.solved[0, arm] @ x) / int(self._ks[arm])
+                found.append(probing.Probe(d, float(means[chosen] - means[arm]), gain))
+        self._probe = probing.choose(self.probes, found)
+        return chosen if self._probe is None else self._shortest[self._probe.drafter]
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
         raise NotImplementedError
 
     def update(self, record: RoundRecord) -> None:
         x, self._seen = self._seen, None
-        if x is None or self.frozen or not add_round(self.costs, record, self.level):
+        if x is None or self.frozen:
+            return
+        probe, self._probe = self._probe, None
+        if probing.count(self.probes, record, self.share, probe) and probe is not None:
+            self.arms.forget(self._of_drafter[probe.drafter])
+        if not add_round(self.costs, record, self.level):
             return
         tokens, seconds = self.pace.get(self.level, (0.0, 0.0))
         self.pace[self.level] = [PACE * tokens + record.emitted, PACE * seconds + record.seconds]
-        place = self._places.get(record.action)
-        if place is None and (name := str(record.action)) in self.arms.names:  # an arm of another table
-            place = self.arms.names.index(name)
-        if place is not None:
-            self.arms.add(place, x, record.emitted - 1, record.drafted)
+        places = self._of_drafter.get(record.action.drafter or "")
+        if places is not None:
+            found = outcomes(self._ks_of[str(record.action.drafter)], record)
+            n = found.shape[1]
+            if n:
+                self.arms.add(
+                    slice(places.start, places.start + n) if isinstance(places, slice) else places[:n], x, found
+                )
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"costs": self.costs, "pace": self.pace, "rng": self.rng}
+        own = {"costs": self.costs, "pace": self.pace, "probes": self.probes, "rng": self.rng}
         return copy.deepcopy(own) | {"arms": self.arms.to_json(), "fields": list(self.features.fields)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -127,6 +189,7 @@ class LinearBandit(BasePolicy):
             raise ArtefactError(f"policy {self.spec!r} expects the state of a linear bandit, got {sorted(state)}")
         if state["fields"] != list(self.features.fields):
             raise ArtefactError(f"policy {self.spec!r} reads {list(self.features.fields)}, saved was {state['fields']}")
+        probing.check_probes(state["probes"], self.spec)
         arms = RidgeArms(self.arms.size, self.arms.ridge, self.arms.discount)
         arms.from_json(state["arms"])
         super().load_state_dict({n: state[n] for n in self.learned if n != "arms"} | {"arms": arms})
@@ -165,7 +228,7 @@ class LinUcb(LinearBandit):
     uses: ClassVar[str] = "H, E, N, L, seconds"
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
-        return means + self._width * _roots(variances)
+        return means + self._width * np.sqrt(np.maximum(variances, 0.0))
 
 
 @register("lints")
@@ -191,4 +254,4 @@ class LinTs(LinearBandit):
 
     def scores(self, means: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArray[np.float64]:
         self.rng, z = self._normals.take(self.rng, len(means))
-        return means + self._width * z * _roots(variances)
+        return means + self._width * z * np.sqrt(np.maximum(variances, 0.0))

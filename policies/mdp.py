@@ -14,6 +14,7 @@ from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.errors import ArtefactError
 from assc.observe import EMA_DECAY, EMA_START
 from assc.registry import register
+from policies import probing
 from policies.base import BasePolicy
 from policies.round_costs import Costs, add_round, prices
 
@@ -87,18 +88,26 @@ class Mdp(BasePolicy):
     needs = frozenset({"target_entropy"})
     learned: ClassVar[tuple[str, ...]] = (
         *("reached", "passed", "entropy_moves", "position_moves", "ema_moves"),
-        *("costs", "pace", "plan", "since", "rounds"),
+        *("costs", "pace", "plan", "probes", "rounds"),
     )
     per_request: ClassVar[tuple[str, ...]] = ("ema", "seen", "pending")
 
     def __init__(
-        self, gamma: float = 0.9, every: int = 64, memory: float = 0.95, probe: int = 64, frozen: bool = False
+        self,
+        gamma: float = 0.9,
+        every: int = 64,
+        memory: float = 0.95,
+        probe: int = probing.REST,
+        share: float = probing.SHARE,
+        frozen: bool = False,
     ) -> None:
         if not (0 <= gamma < 1 and 0 < memory <= 1):
             raise ValueError(f"gamma is in [0, 1) and memory in (0, 1], got {gamma} and {memory}")
-        if every < 1 or probe < 1:
-            raise ValueError(f"every and probe are at least 1, got {every} and {probe}")
-        self.gamma, self.every, self.memory, self.probe, self.frozen = gamma, every, memory, probe, frozen
+        if every < 1:
+            raise ValueError(f"every is at least 1, got {every}")
+        probing.check_setting(probe, share)
+        self.gamma, self.every, self.memory, self.frozen = gamma, every, memory, frozen
+        self.probe, self.share = probe, share
         self.reached: dict[str, list[list[float]]] = {}
         self.passed: dict[str, list[list[float]]] = {}
         """drafter -> [state][position]: tokens judged there, and accepted"""
@@ -109,10 +118,11 @@ class Mdp(BasePolicy):
         self.pace = [0.0, 0.0]
         self.plan: dict[str, str] = {}
         """state -> action, as text; empty: not solved yet"""
-        self.since: dict[str, int] = {}
+        self.probes = probing.fresh_probes()
         self.rounds = 0
         self.ema, self.seen, self.pending = EMA_START, -1, [-1, 0]
         self._c = 0.0
+        self._probe: probing.Probe | None = None
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)
@@ -120,11 +130,11 @@ class Mdp(BasePolicy):
         self._limits = {d: max(table.k_values(d)) for d in table.drafters}
         self._longest = self._played.k_max
         for d in self._played.drafters:
-            self.since.setdefault(d, 0)
             for counts in (self.reached, self.passed):
                 rows = counts.setdefault(d, [[0.0] * self._longest for _ in range(STATES)])
                 for row in rows:
                     row.extend([0.0] * (self._longest - len(row)))
+        probing.know(self.probes, self._played.drafters)
         self._adopt()
 
     def _adopt(self) -> None:
@@ -138,12 +148,44 @@ class Mdp(BasePolicy):
             self._c = observation.cost_ratio
             self._solve()
         self.seen = s = state_of(observation.target_entropy, observation.position, self.ema)
-        if not self.frozen:
-            for d, n in self.since.items():
-                if n >= self.probe and d in self._limits:
-                    return self.draft(min(2, self._limits[d]), observation, d)
         self._c = observation.cost_ratio
-        return self._actions[s].clipped(observation.k_max)
+        action = self._actions[s].clipped(observation.k_max)
+        self._probe = None
+        if not self.frozen and (ready := probing.due(self.probes, self.probe)):
+            self._probe = self._probed(ready, s, action, observation)
+            if self._probe is not None:
+                return self.draft(1, observation, self._probe.drafter)
+        return action
+
+    def _probed(self, ready: list[str], s: int, action: Action, o: Observation) -> probing.Probe | None:
+        """The probe to play instead of this action, if one is due and can be paid."""
+        if o.k_max < 1:
+            return None
+        tokens, seconds = self.pace
+        rho = tokens / seconds if seconds > 0 else 1.0 / prices(self.costs, LOAD, None, self._c)[0]
+        worth, found = self._worth(s, action, rho)[0], []
+        for d in ready:
+            if d in self._limits and d != action.drafter and probing.can_show(d, o):
+                value, chance = self._worth(s, Action(d, 1), rho)
+                found.append(probing.Probe(d, worth - value, chance))
+        return probing.choose(self.probes, found)
+
+    def _worth(self, s: int, action: Action, rho: float) -> tuple[float, float]:
+        """E[tokens] − ρ·E[seconds] of one round in a state, and the chance that its first token is accepted."""
+        base, call, token = prices(self.costs, LOAD, action.drafter, self._c)
+        if action.drafter is None:
+            return 1.0 - rho * base, 0.0
+        run = self._survival(action.drafter, s)
+        return 1.0 + float(run[: action.k].sum()) - rho * (base + call + action.k * token), float(run[0])
+
+    def _survival(self, drafter: str, s: int | None = None) -> NDArray[np.float64]:
+        """Chances that the first 1, 2 … tokens of a drafter are all accepted, [states, positions] or of one state."""
+        reached, passed = np.array(self.reached[drafter]), np.array(self.passed[drafter])
+        mean = (OPTIMISM * TRUST + passed.sum(axis=0)) / (TRUST + reached.sum(axis=0))
+        if s is not None:
+            reached, passed = reached[s], passed[s]
+        chances: NDArray[np.float64] = ((mean * TRUST + passed) / (TRUST + reached)).cumprod(axis=-1)
+        return chances
 
     def update(self, record: RoundRecord) -> None:
         drafted, accepted, name = record.drafted, record.accepted, record.action.drafter
@@ -152,8 +194,8 @@ class Mdp(BasePolicy):
             self.ema = EMA_DECAY * self.ema + (1 - EMA_DECAY) * accepted / drafted
         if self.frozen:
             return
-        for d in self.since:
-            self.since[d] = 0 if d == name else self.since[d] + 1
+        probe, self._probe = self._probe, None
+        better = probing.count(self.probes, record, self.share, probe)
         if add_round(self.costs, record, LOAD):
             self.pace = [0.995 * self.pace[0] + record.emitted, 0.995 * self.pace[1] + record.seconds]
         before, outcome = self.pending
@@ -166,10 +208,15 @@ class Mdp(BasePolicy):
                 self.reached[name][s][j] += 1.0
             for j in range(min(accepted, self._longest)):
                 self.passed[name][s][j] += 1.0
+        if better and probe is not None:
+            for counts in (self.reached, self.passed):
+                counts[probe.drafter] = np.zeros_like(counts[probe.drafter]).tolist()
         self.rounds += 1
         if self.rounds % self.every == 0:
             self._solve()
             self._forget()
+        elif better:
+            self._solve()
 
     def _moved(self, before: int, outcome: int, after: int) -> None:
         (e, p, m), (e2, p2, m2) = (np.unravel_index(s, BINS) for s in (before, after))
@@ -193,11 +240,7 @@ class Mdp(BasePolicy):
         plain = prices(self.costs, LOAD, None, self._c)[0]
         rho = tokens / seconds if seconds > 0 else 1.0 / plain
         reward[:, 0], chance[:, 0, 0] = 1.0 - rho * plain, 1.0
-        survive: dict[str, NDArray[np.float64]] = {}
-        for d in self._played.drafters:
-            reached, passed = np.array(self.reached[d]), np.array(self.passed[d])
-            mean = (OPTIMISM * TRUST + passed.sum(axis=0)) / (TRUST + reached.sum(axis=0))
-            survive[d] = ((mean * TRUST + passed) / (TRUST + reached)).cumprod(axis=1)
+        survive = {d: self._survival(d) for d in self._played.drafters}
         for i, a in enumerate(actions):
             if a.drafter is not None:
                 run, (base, call, token) = survive[a.drafter], prices(self.costs, LOAD, a.drafter, self._c)
@@ -234,4 +277,5 @@ class Mdp(BasePolicy):
                     raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ArtefactError(f"the saved state of {self.spec!r} does not have its {STATES} states") from None
+        probing.check_probes(state.get("probes"), self.spec)
         super().load_state_dict(state)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from assc.errors import ArtefactError
 
+Places = slice | NDArray[np.int64]
+"""places of arms in `names`"""
 BLOCK = 32
 """rounds after which discounted sums are discounted, all at once"""
 
@@ -27,7 +29,7 @@ class RidgeArms:
     >>> arms = RidgeArms(1, ridge=1.0)
     >>> arms.extend(["ngram:2"])
     >>> for _ in range(3):
-    ...     arms.add(0, np.ones(1), 1.0, 2.0)
+    ...     arms.add(slice(0, 1), np.ones(1), np.array([[1.0], [2.0]]))
     >>> means, variances = arms.estimate(np.ones(1), price=np.array([0.25]))
     >>> means.tolist(), variances.tolist()  # 3 rounds of reward 0.5 and one of 0 as the prior
     ([0.375], [0.25])
@@ -37,33 +39,18 @@ class RidgeArms:
         self.size, self.ridge, self.discount = size, ridge, discount
         self.names: list[str] = []
         self.inverse: NDArray[np.float64] = np.empty((0, size, size))
-        self.gains: NDArray[np.float64] = np.empty((0, size))
-        self.drafted: NDArray[np.float64] = np.empty((0, size))
-        self.solved: NDArray[np.float64] = np.empty((2, 0, size))
-        """coefficients of gain and of drafted tokens: the inverse times the sums"""
+        self.sums: NDArray[np.float64] = np.empty((2, 0, size))
+        """Σ gain·x and Σ drafted·x"""
+        self._column: NDArray[np.float64] = np.empty((2, 0, size, 1))
         self.gram: NDArray[np.float64] = np.empty((0, size, size))
         """Σ xxᵀ; kept only where it is discounted"""
         self.since = 0
         """rounds since sums were discounted"""
-        self._look()
 
-    def _look(self) -> None:
-        """Views that a decision needs, made once: making one takes as long as using it."""
-        self._inverses = self.inverse.reshape(-1, self.size * self.size)
-        self._coefficients = self.solved.reshape(-1, self.size)
-        self._of_arms = [
-            (self.inverse[i], self.gains[i], self.drafted[i], self.solved[0, i], self.solved[1, i])
-            for i in range(len(self.names))
-        ]
-        self._outer = np.empty((self.size, self.size))
-        self._squares = self._outer.reshape(-1)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}  # views are of the original's arrays
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._look()
+    @property
+    def solved(self) -> NDArray[np.float64]:
+        """Coefficients of gain and of drafted tokens, the inverse times the sums, [2, arms, size]."""
+        return self._column[..., 0]
 
     def extend(self, names: Sequence[str]) -> None:
         """Know these arms from now on."""
@@ -73,53 +60,53 @@ class RidgeArms:
             fresh = np.repeat(np.eye(self.size)[None] / self.ridge, len(new), axis=0)
             self.inverse = np.concatenate([self.inverse, fresh])
             self.gram = np.concatenate([self.gram, 0.0 * fresh])
-            self.gains = np.concatenate([self.gains, np.zeros((len(new), self.size))])
-            self.drafted = np.concatenate([self.drafted, np.zeros((len(new), self.size))])
+            self.sums = np.concatenate([self.sums, np.zeros((2, len(new), self.size))], axis=1)
             self._solve()
 
-    def add(self, arm: int, x: NDArray[np.float64], gain: float, drafted: float) -> None:
-        """Learn one round of the arm at this place of `names`."""
-        inverse, gains, drafts, of_gain, of_drafted = self._of_arms[arm]
-        v = inverse.dot(x)
-        inverse -= np.multiply((v / (1.0 + float(x.dot(v))))[:, None], v, out=self._outer)
-        gains += gain * x
-        drafts += drafted * x
-        inverse.dot(gains, out=of_gain)
-        inverse.dot(drafts, out=of_drafted)
+    def add(self, arms: Places, x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> None:
+        """Learn one round at `x` for each of these arms; `outcomes` [2, arms] are their gains and drafted tokens."""
+        inverse, sums = self.inverse[arms], self.sums[:, arms]
+        v = inverse @ x
+        inverse -= (v / (1.0 + v @ x)[:, None])[:, :, None] * v[:, None, :]
+        sums += outcomes[:, :, None] * x
+        if not isinstance(arms, slice):  # copies, not views
+            self.inverse[arms], self.sums[:, arms] = inverse, sums
+        self._column[:, arms] = np.matmul(inverse, sums[..., None])
         if self.discount < 1.0:
-            self.gram[arm] += x[:, None] * x
+            self.gram[arms] += x[:, None] * x
             self.since += 1
             if self.since >= BLOCK:
                 self._forget()
 
     def _forget(self) -> None:
         kept = self.discount**self.since
-        for sums in (self.gram, self.gains, self.drafted):
-            sums *= kept
+        self.gram *= kept
+        self.sums *= kept
         self.inverse = np.asarray(np.linalg.inv(self.gram + self.ridge * np.eye(self.size)), np.float64)
         self._solve()
         self.since = 0
 
+    def forget(self, arms: Places) -> None:
+        """Let these arms know nothing."""
+        self.inverse[arms] = np.eye(self.size) / self.ridge
+        self.gram[arms] = 0.0
+        self.sums[:, arms] = 0.0
+        self._column[:, arms] = 0.0
+
     def _solve(self) -> None:
-        self.solved = np.empty((2, len(self.names), self.size))
-        for i, inverse in enumerate(self.inverse):  # one by one, as `add` does it: the same to the last bit
-            self.solved[0, i] = inverse.dot(self.gains[i])
-            self.solved[1, i] = inverse.dot(self.drafted[i])
-        self._look()
+        self._column = np.matmul(self.inverse, self.sums[..., None])
 
     def estimate(
         self, x: NDArray[np.float64], price: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean of gain − price·drafted, and xᵀA⁻¹x, of every arm at `x`; `price` is one per arm."""
-        both, n = self._coefficients.dot(x), len(self.names)
-        gains, drafted = both[:n], both[n:]
+        gains, drafted = (self._column.reshape(-1, self.size) @ x).reshape(2, -1)
         drafted *= price
         gains -= drafted
-        np.multiply(x[:, None], x, out=self._outer)
-        return gains, self._inverses.dot(self._squares)
+        return gains, self.inverse.reshape(-1, self.size * self.size) @ (x[:, None] * x).ravel()
 
     def to_json(self) -> dict[str, Any]:
-        arrays = {n: getattr(self, n).tolist() for n in ("inverse", "gains", "drafted")}
+        arrays = {"inverse": self.inverse.tolist(), "gains": self.sums[0].tolist(), "drafted": self.sums[1].tolist()}
         forgetting = {"gram": self.gram.tolist(), "since": self.since} if self.discount < 1.0 else {}
         return {"names": list(self.names), **arrays, **forgetting}
 
@@ -143,5 +130,5 @@ class RidgeArms:
             raise ArtefactError("the saved state of a linear bandit is damaged or was made for other fields")
         self.names = names
         self.gram, self.since = gram, since
-        self.inverse, self.gains, self.drafted = arrays["inverse"], arrays["gains"], arrays["drafted"]
+        self.inverse, self.sums = arrays["inverse"], np.stack([arrays["gains"], arrays["drafted"]])
         self._solve()

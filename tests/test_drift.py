@@ -152,6 +152,7 @@ LEARNERS = [
         "bandit:exp3,discount=0.99",
     ),
     *("bandit:eps", "linucb", "linucb:discount=0.99", "lints:discount=0.995", "accept_model", "mdp", "goodput"),
+    *("survival", "survival:strata=1,explore=0.5", "survival:explore=0,share=0"),
     *("closed_form", "sglang_ema", "guard(linucb)"),
 ]
 

@@ -63,6 +63,7 @@ SPECS = {
     "lints": ["lints", "lints:ridge=5"],
     "accept_stop": ["accept_stop", "accept_stop:cap=5,charge=0"],
     "accept_model": ["accept_model", "accept_model:every=2,probe=5,confidence=true", "accept_model:frozen=true"],
+    "survival": ["survival", "survival:strata=1,explore=0", "survival:discount=0.9,probe=2", "survival:frozen=true"],
     "mdp": ["mdp", "mdp:every=4,probe=3", "mdp:frozen=true"],
 }
 CASES = [spec for name in policy_names() for spec in SPECS.get(name, [getattr(policy_factory(name), "example", name)])]

@@ -462,7 +462,7 @@ def test_ridge_against_the_normal_equations(discount: float) -> None:
     for i in range(80):
         arm, x = i % 2, rng.normal(size=4)
         gain, drafted = float(rng.integers(0, 4)), float(rng.random())
-        arms.add(arm, x, gain, drafted)
+        arms.add(slice(arm, arm + 1), x, np.array([[gain], [drafted]]))
         rows[arm].append((i, x, gain, drafted))
     x, price = rng.normal(size=4), np.array([3.0, 0.5])
     means, variances = arms.estimate(x, price)
@@ -476,12 +476,12 @@ def test_ridge_against_the_normal_equations(discount: float) -> None:
     saved.from_json(json.loads(json.dumps(arms.to_json())))
     for one in (arms, saved):
         for _ in range(20):  # over the end of a block
-            one.add(0, x, 1.0, 2.0)
+            one.add(slice(0, 1), x, np.array([[1.0], [2.0]]))
     assert (saved.inverse == arms.inverse).all() and saved.since == arms.since
     forgetful = RidgeArms(4, 2.0, 0.9)
     plain = RidgeArms(4, 2.0)
     plain.extend(["rollback"])
-    plain.add(0, x, 1.0, 2.0)
+    plain.add(slice(0, 1), x, np.array([[1.0], [2.0]]))
     forgetful.from_json(plain.to_json())
     assert forgetful.gram == pytest.approx(x[None, :, None] * x, abs=1e-9)
 
@@ -510,7 +510,7 @@ def test_linear_bandits_price_time_at_the_load_of_now() -> None:
 
 def test_linucb_bonus_belongs_to_the_arm() -> None:
     """Of two arms with the same rewards the less tried one wins."""
-    policy = started("linucb", ActionTable.build(["x", "y"], [2]))
+    policy = started("linucb:share=0", ActionTable.build(["x", "y"], [2]))
     for name, n in (("x", 40), ("y", 4)):
         for i in range(n):
             policy.act(seen())
@@ -655,7 +655,7 @@ def test_damaged_states_are_refused(spec: str) -> None:
     state = policy.state_dict()
     for key in state:
         for value in (None, "poem", math.nan, [math.nan], {"model": [1]}):
-            if isinstance(value, dict) and key in ("costs", "pace", "since", "plan"):
+            if isinstance(value, dict) and key in ("costs", "pace", "plan"):
                 continue
             with pytest.raises(ArtefactError):
                 started(spec).load_state_dict({**state, key: value})

@@ -32,6 +32,7 @@ POLICIES = (
     "bandit:exp3",
     "linucb",
     "accept_model",
+    "survival",
     "mdp",
 )
 

@@ -25,7 +25,7 @@ from policies.training.settings import parse_settings
 STEP_ALGORITHMS = ("ppo", "dqn", "a2c")
 """learners that can decide after each drafted token"""
 SB3_ALGORITHMS = (*STEP_ALGORITHMS, "recurrent_ppo")
-ONLINE_LEARNERS = ("bandit", "linucb", "lints", "accept_model", "mdp", "specdecpp")
+ONLINE_LEARNERS = ("bandit", "linucb", "lints", "accept_model", "mdp", "survival", "specdecpp")
 FITTED = "accept_stop"
 """fitted to what a trace says of every action"""
 CONFIG_FILE = "config.json"
@@ -54,7 +54,7 @@ class TrainConfig:
 
     algo: str = "ppo"
     """Learner: ppo, dqn, a2c, recurrent_ppo (needs the extra 'recurrent'), or the spec of an online learner as
-    bandit:ucb, linucb, lints, accept_model, mdp, specdecpp (per draft token; learns from the trace first); or
+    bandit:ucb, linucb, lints, accept_model, mdp, survival, specdecpp (per draft token; learns from the trace first); or
     accept_stop, fitted to a trace with confidences per draft step."""
     granularity: Literal["round", "step"] = "round"
     """When to decide: before each round (which drafter and K), or after each drafted token (ppo, a2c, dqn)."""

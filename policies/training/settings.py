@@ -100,12 +100,17 @@ SPACES: dict[str, Callable[[Trial], dict[str, Any]]] = {
     "accept_model": lambda t: {
         "rate": t.suggest_float("rate", 0.003, 0.3, log=True),
         "every": t.suggest_categorical("every", [8, 16, 32, 64]),
-        "probe": t.suggest_categorical("probe", [32, 64, 128, 256]),
+        "probe": t.suggest_categorical("probe", [2, 4, 8, 16]),
     },
     "specdecpp": lambda t: {
         "tau": t.suggest_float("tau", 0.2, 0.95),
         "least": t.suggest_categorical("least", [1, 2]),
         "m": t.suggest_categorical("m", [0, 2, 3, 4]),
+    },
+    "survival": lambda t: {
+        "discount": t.suggest_categorical("discount", [0.95, 0.97, 0.98, 0.99, 0.995]),
+        "explore": t.suggest_float("explore", 0.0, 1.0),
+        "memory": t.suggest_categorical("memory", [0.95, 0.98, 0.99, 0.995, 0.998]),
     },
     "mdp": lambda t: {
         "gamma": t.suggest_categorical("gamma", [0.0, 0.3, 0.6, 0.9]),
