@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assc.actions import ActionTable
-from assc.core import Action, Observation, RoundRecord
+from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.errors import ArtefactError
 from assc.registry import register
 from policies import probing
-from policies.base import BasePolicy
-from policies.ridge import Places, RidgeArms
+from policies.base import BasePolicy, drafting
+from policies.ridge import Ridges
 from policies.rng import NormalStream, seed_state
 from policies.round_costs import Costs, add_round, load_level, price_list
 from policies.vectors import LinearFeatures
@@ -29,36 +30,32 @@ PACE = 0.995
 """kept of the sums behind ρ from round to round"""
 
 
-def outcomes(ks: NDArray[np.float64], record: RoundRecord) -> NDArray[np.float64]:
-    """What a round says of every K of its drafter (`ks`, ascending): gains and drafted tokens, [2, K].
+@lru_cache(maxsize=8192)
+def outcomes(ks: tuple[int, ...], k: int, drafted: int, accepted: int) -> NDArray[np.float64]:
+    """What a round of `k` says of every K of its drafter (`ks`, ascending): gains, then drafted tokens, [2 × K].
 
     The outcome of a smaller K follows from that of a larger one. So does that of a larger one, unless all that was
     asked for was drafted and accepted. To leave it out then would show larger K their failures only; the further
-    tokens count as if each were accepted with chance BEYOND, given those before it. After a round that ended the
-    request only the K up to the one played are told, [2, told].
+    tokens count as if each were accepted with chance BEYOND, given those before it. A round that ended the request
+    tells nothing of larger K, so it is not asked.
 
-    >>> from assc.core import Action
-    >>> outcomes(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 1, 2, (), 0.1)).tolist()
-    [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0]]
-    >>> outcomes(np.array([1.0, 2.0, 4.0]), RoundRecord(0, 0, Action("model", 2), 2, 2, 3, (), 0.1)).tolist()
-    [[1.0, 2.0, 2.75], [1.0, 2.0, 4.0]]
+    >>> outcomes((1, 2, 4), 2, 2, 1).tolist()
+    [1.0, 1.0, 1.0, 1.0, 2.0, 4.0]
+    >>> outcomes((1, 2, 4), 2, 2, 2).tolist()
+    [1.0, 2.0, 2.75, 1.0, 2.0, 4.0]
     """
-    k, drafted, gain = record.action.k, record.drafted, record.emitted - 1.0
-    if drafted < k:
-        return np.minimum(ks, np.array([[gain], [drafted]]))
-    if record.finish is None and record.accepted == drafted:
-        further = 1.0 - BEYOND ** np.maximum(ks - k, 0.0)
-        return np.stack([np.minimum(ks, k) + BEYOND / (1.0 - BEYOND) * further, ks])
-    if record.finish is not None:
-        ks = ks[: int(ks.searchsorted(k, "right"))]
-    return np.stack([np.minimum(ks, gain), ks])
+    more = BEYOND / (1.0 - BEYOND) if drafted == k == accepted else 0.0
+    gains = [min(other, accepted) + more * (1.0 - BEYOND ** max(other - k, 0)) for other in ks]
+    told = np.array([*gains, *(min(other, drafted) if drafted < k else other for other in ks)], np.float64)
+    told.flags.writeable = False
+    return told
 
 
 class LinearBandit(BasePolicy):
-    """What `linucb` and `lints` share: ridge regression per arm, features of the observation, choice by `scores`."""
+    """What `linucb` and `lints` share: ridge regressions per arm, features of the observation, choice by `scores`."""
 
     learner: ClassVar[bool] = True
-    learned: ClassVar[tuple[str, ...]] = ("arms", "costs", "pace", "probes", "rng")
+    learned: ClassVar[tuple[str, ...]] = ("ridges", "costs", "pace", "probes", "rng")
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(
@@ -81,7 +78,7 @@ class LinearBandit(BasePolicy):
         self.explore, self.probe, self.share, self.frozen = explore, probe, share, frozen
         self.features = LinearFeatures(fields, confidence=confidence)
         self.needs = self.features.needs
-        self.arms = RidgeArms(self.features.size, ridge, discount)
+        self.ridges = Ridges(self.features.size, ridge, discount)
         self.costs: Costs = {}
         self.pace: dict[str, list[float]] = {}
         """level of load -> discounted tokens and seconds"""
@@ -94,31 +91,23 @@ class LinearBandit(BasePolicy):
 
     def begin(self, table: ActionTable) -> None:
         super().begin(table)
-        actions = table.actions if self.saved_table is None else self.saved_table.actions
-        self.arms.extend([str(a) for a in actions])
-        known = {str(a): a for a in actions}
-        self._actions = [known.get(name) for name in self.arms.names]
-        ks = [0 if a is None else a.k for a in self._actions]
-        self._ks = np.array([1 << 30 if a is None else a.k for a in self._actions])
-        """K of each arm; arms of another table can never be played"""
-        self._width = self.explore * SPREAD * np.sqrt(np.array(ks) + 1.0) * (np.array(ks) > 0)
-        self._all = max(self._ks)
-        self._drafters: list[str | None] = [None, *dict.fromkeys(a.drafter for a in actions if a.drafter is not None)]
-        names = [None if a is None else a.drafter for a in self._actions]
-        self._drafter_of = np.array([self._drafters.index(n) for n in names])
-        self._prices_of = np.concatenate([2 * self._drafter_of, 2 * self._drafter_of + 1])
+        played = table if self.saved_table is None else self.saved_table
+        for d in played.drafters:
+            self.ridges.know(d, played.k_values(d))
+        self._drafters = list(self.ridges.ks)
+        arms = [(d, k) for d, ks in self.ridges.ks.items() for k in ks]
+        """one per drafter and K; rollback is worth 0"""
+        self._of = np.array([self._drafters.index(d) for d, _ in arms], dtype=np.int64)
+        self._prices_of = np.concatenate([2 * self._of, 2 * self._of + 1])
         """where the price of a call of each arm's drafter, then that of a token, stands in the list of all"""
-        self._of_drafter: dict[str, Places] = {}
-        """places of a drafter's arms, by rising K"""
-        self._ks_of: dict[str, NDArray[np.float64]] = {}
-        self._shortest: dict[str, int] = {}
-        for i, d in enumerate(self._drafters):
-            if d is not None:
-                arms = np.flatnonzero((self._drafter_of == i) & (self._ks < 1 << 30))
-                arms = arms[self._ks[arms].argsort()]
-                together = bool((np.diff(arms) == 1).all())  # a slice is faster
-                self._of_drafter[d] = slice(int(arms[0]), int(arms[-1]) + 1) if together else arms
-                self._ks_of[d], self._shortest[d] = self._ks[arms].astype(np.float64), int(arms[0])
+        can = {*played.drafters}
+        self._ks = np.array([k if d in can else 1 << 30 for d, k in arms], dtype=np.int64)
+        """K of each arm; arms of another table can never be played"""
+        self._most = int(self._ks.max(initial=0))
+        self._actions = [drafting(d, k) for d, k in arms]
+        self._width = self.explore * SPREAD * np.sqrt(np.array([k for _, k in arms]) + 1.0)
+        self._ks_of = {d: tuple(ks) for d, ks in self.ridges.ks.items()}
+        self._shortest = {d: self.ridges.rows(d).start // 2 for d in played.drafters}
         probing.know(self.probes, self._shortest)
         self._seen = None
 
@@ -126,34 +115,41 @@ class LinearBandit(BasePolicy):
         level = self.level = load_level(observation.occupancy)
         self._seen = x = self.features(observation)
         self._probe = None
+        if not self._actions:
+            return ROLLBACK
         c = observation.cost_ratio
         priced, plain = price_list(self.costs, level, self._drafters, c)
         tokens, seconds = self.pace.get(level, (0.0, 0.0))
         rho = tokens / seconds if seconds > 0 else 1.0 / plain
-        of_arms = np.array([rho * price for both in priced for price in both])[self._prices_of]
-        n = len(self._ks)
-        means, variances = self.arms.estimate(x, of_arms[n:])
-        means -= of_arms[:n]  # against plain decoding, which is worth 0
-        scores = means if self.frozen else self.scores(means, variances)
-        if observation.k_max < self._all:
+        costs = np.array([rho * price for both in priced for price in both])[self._prices_of]
+        gains, drafted, variances = self.ridges.estimate(x)
+        n = len(gains)
+        means = gains - costs[n:] * drafted - costs[:n]
+        scores = means if self.frozen else self.scores(means, variances[self._of])
+        if observation.k_max < self._most:
             scores = np.where(self._ks <= observation.k_max, scores, -np.inf)
-        chosen = int(scores.argmax())
+        best = int(scores.argmax())
+        chosen = best if scores[best] > 0.0 else None
         if not self.frozen and (ready := probing.due(self.probes, self.probe)):
-            chosen = self._probed(ready, chosen, means, x, observation)
-        action = self._actions[chosen]
-        assert action is not None
-        return action
+            chosen = self._probed(ready, chosen, means, gains, observation)
+        return ROLLBACK if chosen is None else self._actions[chosen]
 
     def _probed(
-        self, ready: list[str], chosen: int, means: NDArray[np.float64], x: NDArray[np.float64], o: Observation
-    ) -> int:
+        self,
+        ready: list[str],
+        chosen: int | None,
+        means: NDArray[np.float64],
+        gains: NDArray[np.float64],
+        observation: Observation,
+    ) -> int | None:
         """The arm of a probe, if one is due and can be paid, else the chosen one."""
-        own, found = self._drafters[self._drafter_of[chosen]], []
+        worth, own = (0.0, None) if chosen is None else (float(means[chosen]), self._actions[chosen].drafter)
+        found = []
         for d in ready:
             arm = self._shortest.get(d)
-            if arm is not None and d != own and self._ks[arm] <= o.k_max and probing.can_show(d, o):
-                gain = float(self.arms.solved[0, arm] @ x) / int(self._ks[arm])
-                found.append(probing.Probe(d, float(means[chosen] - means[arm]), gain))
+            if arm is not None and d != own and self._ks[arm] <= observation.k_max and probing.can_show(d, observation):
+                believed = float(gains[arm]) / int(self._ks[arm])
+                found.append(probing.Probe(d, worth - float(means[arm]), believed))
         self._probe = probing.choose(self.probes, found)
         return chosen if self._probe is None else self._shortest[self._probe.drafter]
 
@@ -166,23 +162,19 @@ class LinearBandit(BasePolicy):
             return
         probe, self._probe = self._probe, None
         if probing.count(self.probes, record, self.share, probe) and probe is not None:
-            self.arms.forget(self._of_drafter[probe.drafter])
+            self.ridges.forget(probe.drafter)
         if not add_round(self.costs, record, self.level):
             return
         tokens, seconds = self.pace.get(self.level, (0.0, 0.0))
         self.pace[self.level] = [PACE * tokens + record.emitted, PACE * seconds + record.seconds]
-        places = self._of_drafter.get(record.action.drafter or "")
-        if places is not None:
-            found = outcomes(self._ks_of[str(record.action.drafter)], record)
-            n = found.shape[1]
-            if n:
-                self.arms.add(
-                    slice(places.start, places.start + n) if isinstance(places, slice) else places[:n], x, found
-                )
+        drafter = record.action.drafter
+        if drafter in self._ks_of and record.finish is None:
+            told = outcomes(self._ks_of[drafter], record.action.k, record.drafted, record.accepted)
+            self.ridges.add(drafter, x, told)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"costs": self.costs, "pace": self.pace, "probes": self.probes, "rng": self.rng}
-        return copy.deepcopy(own) | {"arms": self.arms.to_json(), "fields": list(self.features.fields)}
+        return copy.deepcopy(own) | {"ridges": self.ridges.to_json(), "fields": list(self.features.fields)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state) != {*self.learned, "fields"} or not isinstance(state["rng"], int):
@@ -190,23 +182,24 @@ class LinearBandit(BasePolicy):
         if state["fields"] != list(self.features.fields):
             raise ArtefactError(f"policy {self.spec!r} reads {list(self.features.fields)}, saved was {state['fields']}")
         probing.check_probes(state["probes"], self.spec)
-        arms = RidgeArms(self.arms.size, self.arms.ridge, self.arms.discount)
-        arms.from_json(state["arms"])
-        super().load_state_dict({n: state[n] for n in self.learned if n != "arms"} | {"arms": arms})
+        ridges = Ridges(self.ridges.size, self.ridges.ridge, self.ridges.discount)
+        ridges.from_json(state["ridges"])
+        super().load_state_dict({n: state[n] for n in self.learned if n != "ridges"} | {"ridges": ridges})
 
 
 @register("linucb")
 class LinUcb(LinearBandit):
-    """argmax over the arms of E[gain − ρ·(call + price·drafted)] + explore·σ_a·sqrt(xᵀ A_a⁻¹ x); rollback is worth 0.
+    """argmax over the arms of E[gain − ρ·(call + price·drafted)] + explore·σ_a·sqrt(xᵀ A⁻¹ x); rollback is worth 0.
 
     Arms are the actions of the table, of which those compete that can be played now. x is 1 and the fields
     acceptance_ema, full_streak, target_entropy, target_top1, ngram_match and position of the featurizer;
     `confidence=true` adds the draft's entropy and top-1 (its first forward is paid in every round), and
     `fields=a+b` names others. Gain is the round's tokens less the one of plain decoding; it and the number of drafted
-    tokens are regressed on x by ridge regressions per arm. What a call and a drafted token cost in seconds depends on
-    the machine and the load and not on the text, so it is fitted to all rounds at this load together
-    (`policies.round_costs`): when the load changes no arm must be tried again. ρ = Σtokens / Σseconds of this policy at
-    that load, discounted by 0.995 per round. σ_a = sqrt(K_a + 1) / 2 tokens. `frozen=true` neither learns nor explores.
+    tokens are regressed on x by ridge regressions per arm; a round teaches every K of its drafter (`outcomes`). What a
+    call and a drafted token cost in seconds depends on the machine and the load and not on the text, so it is fitted to
+    all rounds at this load together (`policies.round_costs`): when the load changes no arm must be tried again. ρ =
+    Σtokens / Σseconds of this policy at that load, discounted by 0.995 per round. σ_a = sqrt(K_a + 1) / 2 tokens.
+    `frozen=true` neither learns nor explores.
 
     `discount` < 1 lets the regressions forget too (Russac et al. 2019, arXiv 1909.09146, in blocks of 32 rounds). The
     default does not: a change that x shows needs no forgetting, and forgetting costs exploration for ever.

@@ -1,4 +1,4 @@
-"""Ridge regressions, one per arm, of what a draft gains and of what is drafted, on the same vector."""
+"""Ridge regressions, per drafter and K, of what a draft gains and of what is drafted, on the same vector."""
 
 from __future__ import annotations
 
@@ -10,70 +10,74 @@ from numpy.typing import NDArray
 
 from assc.errors import ArtefactError
 
-Places = slice | NDArray[np.int64]
-"""places of arms in `names`"""
+Floats = NDArray[np.float64]
 BLOCK = 32
 """rounds after which discounted sums are discounted, all at once"""
 
 
-class RidgeArms:
-    """For each arm a: (λI + Σ x xᵀ)⁻¹, Σ gain·x and Σ drafted·x, kept by Sherman and Morrison's rank-1 formula.
+class Ridges:
+    """Per drafter (λI + Σ x xᵀ)⁻¹, by Sherman and Morrison's formula, and for each of its K Σ gain·x and Σ drafted·x.
 
-    The gain of a round is its tokens less the one that plain decoding would have emitted. The reward of an arm, gain −
-    price·drafted, is linear in both sums, so its estimate follows from them under the price of now; rewards are never
-    stored.
+    A round teaches all K of its drafter at once, so they share one inverse. The gain of a round is its tokens less the
+    one that plain decoding would have emitted. What an arm is worth, gain − price·drafted, is linear in both sums, so
+    its estimate follows from them under the price of now; rewards are never stored.
 
     With `discount` γ < 1 every BLOCK rounds all sums, those of xxᵀ too, are multiplied by γ^BLOCK and the inverses made
     anew, so that what is old counts less and what was not tried lately becomes uncertain again. λI is not discounted.
 
-    >>> arms = RidgeArms(1, ridge=1.0)
-    >>> arms.extend(["ngram:2"])
+    >>> ridges = Ridges(1, ridge=1.0)
+    >>> ridges.know("ngram", [2, 4])
     >>> for _ in range(3):
-    ...     arms.add(slice(0, 1), np.ones(1), np.array([[1.0], [2.0]]))
-    >>> means, variances = arms.estimate(np.ones(1), price=np.array([0.25]))
-    >>> means.tolist(), variances.tolist()  # 3 rounds of reward 0.5 and one of 0 as the prior
-    ([0.375], [0.25])
+    ...     ridges.add("ngram", np.ones(1), np.array([1.0, 2.0, 2.0, 4.0]))
+    >>> gains, drafted, variances = ridges.estimate(np.ones(1))  # three rounds, and one of 0 as the prior
+    >>> gains.tolist(), drafted.tolist(), variances.tolist()
+    ([0.75, 1.5], [1.5, 3.0], [0.25])
     """
 
     def __init__(self, size: int, ridge: float, discount: float = 1.0) -> None:
         self.size, self.ridge, self.discount = size, ridge, discount
-        self.names: list[str] = []
-        self.inverse: NDArray[np.float64] = np.empty((0, size, size))
-        self.sums: NDArray[np.float64] = np.empty((2, 0, size))
-        """Σ gain·x and Σ drafted·x"""
-        self._column: NDArray[np.float64] = np.empty((2, 0, size, 1))
-        self.gram: NDArray[np.float64] = np.empty((0, size, size))
+        self.ks: dict[str, list[int]] = {}
+        """drafter -> its K, ascending"""
+        self.inverse: Floats = np.empty((0, size, size))
+        """[drafters, size, size]"""
+        self.gram: Floats = np.empty((0, size, size))
         """Σ xxᵀ; kept only where it is discounted"""
+        self.sums: Floats = np.empty((0, size))
+        """[rows, size]: Σ gain·x of every K of the first drafter, Σ drafted·x of every K, then the next one's"""
         self.since = 0
         """rounds since sums were discounted"""
+        self._solve()
 
-    @property
-    def solved(self) -> NDArray[np.float64]:
-        """Coefficients of gain and of drafted tokens, the inverse times the sums, [2, arms, size]."""
-        return self._column[..., 0]
+    def rows(self, drafter: str) -> slice:
+        """The rows of a drafter in `sums`: gains, then drafted tokens, by rising K."""
+        names = list(self.ks)
+        before = sum(len(self.ks[n]) for n in names[: names.index(drafter)])
+        return slice(2 * before, 2 * (before + len(self.ks[drafter])))
 
-    def extend(self, names: Sequence[str]) -> None:
-        """Know these arms from now on."""
-        new = [n for n in names if n not in self.names]
-        if new:
-            self.names += new
-            fresh = np.repeat(np.eye(self.size)[None] / self.ridge, len(new), axis=0)
-            self.inverse = np.concatenate([self.inverse, fresh])
-            self.gram = np.concatenate([self.gram, 0.0 * fresh])
-            self.sums = np.concatenate([self.sums, np.zeros((2, len(new), self.size))], axis=1)
-            self._solve()
+    def know(self, drafter: str, ks: Sequence[int]) -> None:
+        """Regress for these K, ascending, from now on; a drafter that was known with others starts anew."""
+        if self.ks.get(drafter) == list(ks):
+            return
+        if drafter in self.ks:
+            gone, i = self.rows(drafter), list(self.ks).index(drafter)
+            self.sums = np.delete(self.sums, gone, axis=0)
+            self.inverse, self.gram = np.delete(self.inverse, i, axis=0), np.delete(self.gram, i, axis=0)
+            del self.ks[drafter]
+        self.ks[drafter] = list(ks)
+        fresh = np.eye(self.size)[None] / self.ridge
+        self.inverse, self.gram = np.concatenate([self.inverse, fresh]), np.concatenate([self.gram, 0.0 * fresh])
+        self.sums = np.concatenate([self.sums, np.zeros((2 * len(ks), self.size))])
+        self._solve()
 
-    def add(self, arms: Places, x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> None:
-        """Learn one round at `x` for each of these arms; `outcomes` [2, arms] are their gains and drafted tokens."""
-        inverse, sums = self.inverse[arms], self.sums[:, arms]
-        v = inverse @ x
-        inverse -= (v / (1.0 + v @ x)[:, None])[:, :, None] * v[:, None, :]
-        sums += outcomes[:, :, None] * x
-        if not isinstance(arms, slice):  # copies, not views
-            self.inverse[arms], self.sums[:, arms] = inverse, sums
-        self._column[:, arms] = np.matmul(inverse, sums[..., None])
+    def add(self, drafter: str, x: Floats, outcomes: Floats) -> None:
+        """Learn one round at `x`; `outcomes` are the gains of every K of the drafter, then the drafted tokens."""
+        inverse, gram, sums, solved = self._of[drafter]
+        v = inverse.dot(x)
+        inverse -= np.multiply((v / (1.0 + float(x.dot(v))))[:, None], v, out=self._outer)
+        sums += outcomes[:, None] * x
+        sums.dot(inverse, out=solved)
         if self.discount < 1.0:
-            self.gram[arms] += x[:, None] * x
+            gram += x[:, None] * x
             self.since += 1
             if self.since >= BLOCK:
                 self._forget()
@@ -86,49 +90,61 @@ class RidgeArms:
         self._solve()
         self.since = 0
 
-    def forget(self, arms: Places) -> None:
-        """Let these arms know nothing."""
-        self.inverse[arms] = np.eye(self.size) / self.ridge
-        self.gram[arms] = 0.0
-        self.sums[:, arms] = 0.0
-        self._column[:, arms] = 0.0
+    def forget(self, drafter: str) -> None:
+        """Let it know nothing of this drafter."""
+        inverse, gram, sums, solved = self._of[drafter]
+        inverse[:] = np.eye(self.size) / self.ridge
+        for part in (gram, sums, solved):
+            part[:] = 0.0
 
     def _solve(self) -> None:
-        self._column = np.matmul(self.inverse, self.sums[..., None])
+        """Coefficients, sums times inverse, in the order of `sums`; and the views that a decision needs, made once."""
+        self._coefficients = np.empty(self.sums.shape)
+        self._of = {
+            d: (self.inverse[i], self.gram[i], self.sums[self.rows(d)], self._coefficients[self.rows(d)])
+            for i, d in enumerate(self.ks)
+        }
+        for inverse, _, sums, solved in self._of.values():
+            sums.dot(inverse, out=solved)
+        sizes = [len(ks) for ks in self.ks.values()]
+        starts = np.repeat(2 * np.cumsum([0, *sizes])[:-1], sizes) + np.concatenate([np.arange(n) for n in [0, *sizes]])
+        self._gains, self._drafted = starts, starts + np.repeat(sizes, sizes)
+        self._inverses = self.inverse.reshape(-1, self.size)
+        self._outer = np.empty((self.size, self.size))
 
-    def estimate(
-        self, x: NDArray[np.float64], price: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean of gain − price·drafted, and xᵀA⁻¹x, of every arm at `x`; `price` is one per arm."""
-        gains, drafted = (self._column.reshape(-1, self.size) @ x).reshape(2, -1)
-        drafted *= price
-        gains -= drafted
-        return gains, self.inverse.reshape(-1, self.size * self.size) @ (x[:, None] * x).ravel()
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}  # views are of the original's arrays
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._solve()
+
+    def estimate(self, x: Floats) -> tuple[Floats, Floats, Floats]:
+        """Mean gain and drafted tokens of every K of every drafter, and xᵀA⁻¹x of every drafter, at `x`."""
+        both = self._coefficients.dot(x)
+        return both[self._gains], both[self._drafted], self._inverses.dot(x).reshape(-1, self.size).dot(x)
 
     def to_json(self) -> dict[str, Any]:
-        arrays = {"inverse": self.inverse.tolist(), "gains": self.sums[0].tolist(), "drafted": self.sums[1].tolist()}
         forgetting = {"gram": self.gram.tolist(), "since": self.since} if self.discount < 1.0 else {}
-        return {"names": list(self.names), **arrays, **forgetting}
+        ks = {d: list(known) for d, known in self.ks.items()}
+        return {"ks": ks, "inverse": self.inverse.tolist(), "sums": self.sums.tolist(), **forgetting}
 
     def from_json(self, state: Mapping[str, Any]) -> None:
         """Take over what `to_json` wrote. Raises `ArtefactError` where it does not fit, and changes nothing then."""
         try:
-            names = [str(n) for n in state["names"]]
-            shapes = {"inverse": (self.size, self.size), "gains": (self.size,), "drafted": (self.size,)}
-            arrays = {
-                n: np.array(state[n], dtype=np.float64).reshape(len(names), *shape) for n, shape in shapes.items()
-            }
-            square, since = shapes["inverse"], int(state.get("since", 0))
+            ks = {str(d): [int(k) for k in known] for d, known in state["ks"].items()}
+            rows, square = sum(map(len, ks.values())), (len(ks), self.size, self.size)
+            inverse = np.array(state["inverse"], np.float64).reshape(square)
+            sums = np.array(state["sums"], np.float64).reshape(2 * rows, self.size)
+            since = int(state.get("since", 0))
             if "gram" in state:
-                gram = np.array(state["gram"], dtype=np.float64).reshape(len(names), *square)
+                gram = np.array(state["gram"], np.float64).reshape(square)
             else:  # saved by a learner that did not forget
-                gram = np.linalg.inv(arrays["inverse"]) - self.ridge * np.eye(self.size)
-            good = 0 <= since < BLOCK and all(np.isfinite(a).all() for a in (*arrays.values(), gram))
-        except (KeyError, TypeError, ValueError, np.linalg.LinAlgError):
+                gram = np.linalg.inv(inverse) - self.ridge * np.eye(self.size)
+            good = 0 <= since < BLOCK and all(np.isfinite(a).all() for a in (inverse, sums, gram))
+        except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError):
             good = False
         if not good:
             raise ArtefactError("the saved state of a linear bandit is damaged or was made for other fields")
-        self.names = names
-        self.gram, self.since = gram, since
-        self.inverse, self.sums = arrays["inverse"], np.stack([arrays["gains"], arrays["drafted"]])
+        self.ks, self.inverse, self.gram, self.sums, self.since = ks, inverse, gram, sums, since
         self._solve()

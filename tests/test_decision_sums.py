@@ -16,7 +16,7 @@ from assc.observe import HISTORY, Featurizer
 from assc.registry import make_policy
 from policies.bandit import Bandit
 from policies.goodput import Goodput
-from policies.ridge import RidgeArms
+from policies.ridge import Ridges
 from policies.rng import normal, seed_state, uniform
 from policies.round_costs import prices
 
@@ -153,7 +153,11 @@ def test_history_fields_by_hand() -> None:
 
 
 def plain_linear(policy: Any, backend: MarkovBackend, rounds: list[dict[str, Any]], observation: Any) -> Any:
-    """The scores of `linucb` over the list of all rounds, arm by arm, and the playable actions."""
+    """The scores of `linucb` (explore 1) over the list of all rounds, arm by arm, and the playable actions.
+
+    What a round says of another K than its own is counted token by token; each further token after a fully accepted
+    draft counts half of the one before.
+    """
     x = policy.features(observation)
     tokens = seconds = 0.0
     for r in rounds:
@@ -163,18 +167,24 @@ def plain_linear(policy: Any, backend: MarkovBackend, rounds: list[dict[str, Any
     actions = [a for a in backend.table if a.k <= observation.k_max]
     scores = []
     for a in actions:
-        mine = [r for r in rounds if r["action"] == a]
+        mine = [r for r in rounds if r["action"].drafter == a.drafter and not r["finished"] and a.k]
         gram = sum((np.outer(r["x"], r["x"]) for r in mine), np.eye(len(x)))
-        gain = np.linalg.solve(gram, sum((r["gain"] * r["x"] for r in mine), np.zeros(len(x)))) @ x
-        drafted = np.linalg.solve(gram, sum((r["drafted"] * r["x"] for r in mine), np.zeros(len(x)))) @ x
+        gains, drafts = np.zeros(len(x)), np.zeros(len(x))
+        for r in mine:
+            k, gain = r["action"].k, float(min(a.k, r["accepted"]))
+            if r["accepted"] == r["drafted"] == k:
+                gain += sum(0.5 ** (j - k) for j in range(k + 1, a.k + 1))
+            gains += gain * r["x"]
+            drafts += (a.k if r["drafted"] == k else min(a.k, r["drafted"])) * r["x"]
+        gain, drafted = np.linalg.solve(gram, gains) @ x, np.linalg.solve(gram, drafts) @ x
         _, call, token = prices(policy.costs, "16", a.drafter, observation.cost_ratio)
         width = 0.5 * math.sqrt(a.k + 1) * (a.k > 0) * math.sqrt(x @ np.linalg.solve(gram, x))
-        scores.append(gain - rho * (call + token * drafted) + width)
+        scores.append((gain - rho * (call + token * drafted) + width) if a.k else 0.0)
     return actions, scores, x
 
 
 def test_linucb_decides_as_the_formulas_over_all_rounds() -> None:
-    policy = make_policy("linucb")
+    policy = make_policy("linucb:explore=1,share=0")
     backend = MarkovBackend(k_values=[1, 2, 4, 8])
     rounds: list[dict[str, Any]] = []
     for request in markov_requests(8, max_new_tokens=60):
@@ -187,21 +197,22 @@ def test_linucb_decides_as_the_formulas_over_all_rounds() -> None:
             assert scores[actions.index(action)] >= max(scores) - 1e-9
             record = backend.step(action)
             policy.update(record)
-            rounds.append({"action": action, "x": x, "gain": record.emitted - 1, "drafted": record.drafted})
-            rounds[-1] |= {"emitted": record.emitted, "seconds": record.seconds}
-    assert len(rounds) > 150 and len({r["action"] for r in rounds}) == 11
+            rounds.append({"action": action, "x": x, "accepted": record.accepted, "drafted": record.drafted})
+            rounds[-1] |= {"emitted": record.emitted, "seconds": record.seconds, "finished": record.finish is not None}
+    assert len(rounds) > 150 and len({r["action"] for r in rounds}) >= 9, "of 11"
 
 
 def test_a_copy_of_ridge_regressions_learns_apart() -> None:
     """Views of the original's arrays must not travel into a copy (`reset` and `state_dict` copy)."""
-    arms = RidgeArms(2, 1.0)
-    arms.extend(["a", "b"])
-    arms.add(0, np.array([1.0, 2.0]), 3.0, 4.0)
-    before, other = json.dumps(arms.to_json()), copy.deepcopy(arms)
-    other.add(0, np.array([1.0, -1.0]), 1.0, 1.0)
-    assert json.dumps(arms.to_json()) == before != json.dumps(other.to_json())
-    x, price = np.array([0.5, 1.0]), np.array([0.1, 0.1])
-    loaded = RidgeArms(2, 1.0)
+    ridges = Ridges(2, 1.0)
+    for drafter in ("a", "b"):
+        ridges.know(drafter, [1])
+    ridges.add("a", np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    before, other = json.dumps(ridges.to_json()), copy.deepcopy(ridges)
+    other.add("a", np.array([1.0, -1.0]), np.array([1.0, 1.0]))
+    assert json.dumps(ridges.to_json()) == before != json.dumps(other.to_json())
+    x = np.array([0.5, 1.0])
+    loaded = Ridges(2, 1.0)
     loaded.from_json(json.loads(json.dumps(other.to_json())))
-    assert all((a == b).all() for a, b in zip(other.estimate(x, price), loaded.estimate(x, price), strict=True))
-    assert not (arms.estimate(x, price)[0] == other.estimate(x, price)[0]).all()
+    assert all((a == b).all() for a, b in zip(other.estimate(x), loaded.estimate(x), strict=True))
+    assert not (ridges.estimate(x)[0] == other.estimate(x)[0]).all()

@@ -26,7 +26,7 @@ from policies.gammatune import GammaTune
 from policies.goodput import Goodput
 from policies.guard import Guard
 from policies.mdp import Mdp, state_of
-from policies.ridge import RidgeArms
+from policies.ridge import Ridges
 from policies.rng import NormalStream, seed_state, uniform
 from policies.round_costs import add_round, load_level, prices
 from policies.sglang_ema import SglangEma
@@ -454,36 +454,52 @@ def test_normal_stream_is_box_muller_of_the_scalar_stream() -> None:
 
 @pytest.mark.parametrize("discount", [1.0, 0.99])
 def test_ridge_against_the_normal_equations(discount: float) -> None:
-    """Weighted least squares over all rounds; discounting happens in blocks of 32 rounds."""
+    """Weighted least squares over all rounds of a drafter; discounting happens in blocks of 32 rounds."""
     rng = np.random.default_rng(0)
-    arms = RidgeArms(4, 2.0, discount)
-    arms.extend(["rollback", "model:2"])
-    rows: dict[int, list[tuple[int, Any, float, float]]] = {0: [], 1: []}
+    ridges = Ridges(4, 2.0, discount)
+    ridges.know("ngram", [2])
+    ridges.know("model", [1, 4])
+    rows: dict[str, list[tuple[int, Any, Any]]] = {"ngram": [], "model": []}
     for i in range(80):
-        arm, x = i % 2, rng.normal(size=4)
-        gain, drafted = float(rng.integers(0, 4)), float(rng.random())
-        arms.add(slice(arm, arm + 1), x, np.array([[gain], [drafted]]))
-        rows[arm].append((i, x, gain, drafted))
-    x, price = rng.normal(size=4), np.array([3.0, 0.5])
-    means, variances = arms.estimate(x, price)
-    for arm, data in rows.items():
-        weights = [discount ** (32 * (2 - i // 32)) for i, *_ in data]  # 80 rounds: two blocks are over
-        a = 2.0 * np.eye(4) + sum(w * np.outer(v, v) for w, (_, v, _, _) in zip(weights, data, strict=True))
-        b = sum(w * (g - price[arm] * d) * v for w, (_, v, g, d) in zip(weights, data, strict=True))
-        assert means[arm] == pytest.approx(x @ np.linalg.solve(a, b))
-        assert variances[arm] == pytest.approx(x @ np.linalg.solve(a, x))
-    saved = RidgeArms(4, 2.0, discount)
-    saved.from_json(json.loads(json.dumps(arms.to_json())))
-    for one in (arms, saved):
+        drafter, x = ("ngram", "model")[i % 2], rng.normal(size=4)
+        told = rng.integers(0, 4, size=2 * len(ridges.ks[drafter])).astype(float)
+        ridges.add(drafter, x, told)
+        rows[drafter].append((i, x, told))
+    x = rng.normal(size=4)
+    gains, drafted, variances = ridges.estimate(x)
+    for n, (drafter, arms) in enumerate({"ngram": [0], "model": [1, 2]}.items()):
+        weights = [discount ** (32 * (2 - i // 32)) for i, *_ in rows[drafter]]  # 80 rounds: two blocks are over
+        data = list(zip(weights, rows[drafter], strict=True))
+        a = 2.0 * np.eye(4) + sum(w * np.outer(v, v) for w, (_, v, _) in data)
+        expected = np.array([x @ np.linalg.solve(a, sum(w * t * v for w, (_, v, told) in data for t in [told[j]]))
+                             for j in range(2 * len(arms))])  # fmt: skip
+        assert np.concatenate([gains[arms], drafted[arms]]) == pytest.approx(expected)
+        assert variances[n] == pytest.approx(x @ np.linalg.solve(a, x))
+    saved = Ridges(4, 2.0, discount)
+    saved.from_json(json.loads(json.dumps(ridges.to_json())))
+    for one in (ridges, saved):
         for _ in range(20):  # over the end of a block
-            one.add(slice(0, 1), x, np.array([[1.0], [2.0]]))
-    assert (saved.inverse == arms.inverse).all() and saved.since == arms.since
-    forgetful = RidgeArms(4, 2.0, 0.9)
-    plain = RidgeArms(4, 2.0)
-    plain.extend(["rollback"])
-    plain.add(slice(0, 1), x, np.array([[1.0], [2.0]]))
+            one.add("ngram", x, np.array([1.0, 2.0]))
+    assert (saved.inverse == ridges.inverse).all() and saved.since == ridges.since
+    forgetful, plain = Ridges(4, 2.0, 0.9), Ridges(4, 2.0)
+    plain.know("ngram", [2])
+    plain.add("ngram", x, np.array([1.0, 2.0]))
     forgetful.from_json(plain.to_json())
     assert forgetful.gram == pytest.approx(x[None, :, None] * x, abs=1e-9)
+
+
+def test_ridges_start_anew_for_another_action_table() -> None:
+    ridges = Ridges(2, 1.0)
+    ridges.know("ngram", [2])
+    ridges.know("model", [1, 4])
+    for drafter, told in (("ngram", [1.0, 2.0]), ("model", [1.0, 3.0, 1.0, 4.0])):
+        ridges.add(drafter, np.ones(2), np.array(told))
+    before = ridges.estimate(np.ones(2))
+    ridges.know("ngram", [2])
+    assert [a.tolist() for a in ridges.estimate(np.ones(2))] == [a.tolist() for a in before], "nothing new"
+    ridges.know("ngram", [2, 8])
+    gains, drafted, _ = ridges.estimate(np.ones(2))
+    assert gains.tolist() == [*before[0][1:], 0.0, 0.0] and drafted.tolist() == [*before[1][1:], 0.0, 0.0]
 
 
 def test_linear_bandits_price_time_at_the_load_of_now() -> None:
@@ -555,7 +571,8 @@ def test_linear_bandits_use_the_context(spec: str, signal: str) -> None:
     ("spec", "signal"), [("accept_model", "match"), ("accept_model", "entropy"), ("mdp", "entropy")]
 )
 def test_models_use_the_context(spec: str, signal: str) -> None:
-    log = contextual(started(spec, ActionTable.build(["model"], [1, 2, 4, 8])), 900, signal)[-200:]
+    policy = started(f"{spec}:share=0", ActionTable.build(["model"], [1, 2, 4, 8]))  # no probes of what is bad
+    log = contextual(policy, 900, signal)[-200:]
     good, bad = [k for g, k in log if g], [k for g, k in log if not g]
     assert sum(k >= 4 for k in good) > 0.9 * len(good) and sum(k == 0 for k in bad) > 0.9 * len(bad)
 
