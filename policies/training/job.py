@@ -90,7 +90,10 @@ def _learned(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: C
 
 def is_finished(config: TrainConfig, run_dir: Path) -> bool:
     """Whether the rounds that are asked for are done, and their policy was saved and (where asked for) compared."""
-    if _saved_rounds(run_dir) < config.rounds:
+    done = _saved_rounds(run_dir)
+    if (run_dir / CHECKPOINT_FILE).is_file():  # Ctrl-C in mid-request: the policy is ahead of its checkpoint
+        done = min(done, read_checkpoint(run_dir).steps)
+    if done < config.rounds:
         return False
     policy, result = run_dir / POLICY_FILE, run_dir / EVAL_FILE
     return config.eval_requests == 0 or (result.is_file() and result.stat().st_mtime >= policy.stat().st_mtime)
