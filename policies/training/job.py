@@ -28,6 +28,7 @@ from policies.training.checkpoint import (
     restore_generators,
 )
 from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
+from policies.training.imitate import rule_of
 from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
 from policies.training.online import OnlineRun
 from policies.training.progress import draw_progress, log_held_out
@@ -210,12 +211,14 @@ def generators_kept() -> Iterator[None]:
         restore_generators(states)
 
 
-def planned_rounds(config: TrainConfig, checkpoint: Checkpoint | None = None, *, vectorised: bool = False) -> int:
+def planned_rounds(
+    config: TrainConfig, checkpoint: Checkpoint | None = None, *, vectorised: bool = False, cloned: bool = False
+) -> int:
     """Rounds that will have been done at the end: on-policy learners finish the rollout they are in."""
     if config.algo not in SB3_ALGORITHMS:
         return config.rounds
     done = checkpoint.steps if checkpoint is not None else 0
-    rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint).rounds
+    rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint, cloned=cloned).rounds
     return done + math.ceil(max(0, config.rounds - done) / rollout) * rollout
 
 
@@ -223,7 +226,8 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
     """Train, save the policy, and say what was done. False when Ctrl-C stopped it."""
     done = checkpoint.steps if checkpoint is not None else 0
     vectorised = problem.trace is not None
-    planned = planned_rounds(config, checkpoint, vectorised=vectorised)
+    cloned = rule_of(config, problem.backend.table) is not None
+    planned = planned_rounds(config, checkpoint, vectorised=vectorised, cloned=cloned)
     _say_plan(config, problem, planned, done, run_dir)
     resumed_at = done if checkpoint is not None else None
     log = TrainingLog(run_dir, planned, name=config.curve_name, resumed_at=resumed_at, progress=config.progress)
@@ -231,7 +235,7 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
         draw_progress(config, problem, run_dir, log, resumed_at)
         run: Sb3Run | OnlineRun | AcceptRun
         if config.algo in SB3_ALGORITHMS:
-            rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint)
+            rollout = rollout_of(config, vectorised=vectorised, checkpoint=checkpoint, cloned=cloned)
             run = Sb3Run(config, problem.play(config, rollout.lanes), rollout, log, checkpoint)
             if checkpoint is None and (rule := run.imitate(problem.backend, problem.train)):
                 say(f"The network begins as {rule}.")

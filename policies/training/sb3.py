@@ -43,8 +43,9 @@ GAMMA = 0.1
 policies of 3,072 rounds reached 1.82x (modelled, four seeds) with 0.1, 1.79x with 0.5, 1.70x with 0.9"""
 STEP_GAMMA = 0.98
 """per draft token: what a decision is worth shows when its round ends, up to 17 decisions later"""
-CLONED_RATE = 3e-4
-"""learning rate after cloning"""
+CLONED: dict[str, Any] = {"learning_rate": 3e-4, "ent_coef": 0.002}
+CLONED_ROLLOUT = 4
+"""after cloning: smaller steps on longer rollouts, by this factor, or what was cloned is lost (docs/training.md)"""
 RHO_MEMORY = 0.8
 """share of the older sums that each update of ρ keeps"""
 REPORT_ROUNDS = 64
@@ -75,7 +76,9 @@ class Rollout:
         return self.rounds // self.lanes
 
 
-def rollout_of(config: TrainConfig, *, vectorised: bool, checkpoint: Checkpoint | None = None) -> Rollout:
+def rollout_of(
+    config: TrainConfig, *, vectorised: bool, checkpoint: Checkpoint | None = None, cloned: bool = False
+) -> Rollout:
     """Never more than the whole run; a resumed run keeps what it was started with."""
     if checkpoint is not None:
         return Rollout(int(checkpoint.state["rollout"]), int(checkpoint.state["lanes"]))
@@ -83,7 +86,7 @@ def rollout_of(config: TrainConfig, *, vectorised: bool, checkpoint: Checkpoint 
         return Rollout(
             min({"ppo": ROLLOUT, "recurrent_ppo": ROLLOUT, "a2c": 16, "dqn": 4}[config.algo], config.rounds), 1
         )
-    rounds = min(LANES_ROLLOUT[config.algo], config.rounds)
+    rounds = min(LANES_ROLLOUT[config.algo] * (CLONED_ROLLOUT if cloned else 1), config.rounds)
     lanes = min(LANES[config.algo], max(1, rounds // 4))
     return Rollout(rounds // lanes * lanes, lanes)
 
@@ -106,10 +109,13 @@ def learner_settings(config: TrainConfig, rollout: Rollout, *, cloned: bool = Fa
             "n_steps": n,
             "batch_size": _minibatch(rollout.rounds, 512 if many else 64),
             "n_epochs": 10,
-            "learning_rate": CLONED_RATE if cloned else 1e-3,
+            "learning_rate": 1e-3,
             "gae_lambda": 0.9,
             "ent_coef": 0.01,
         }
+        own |= CLONED if cloned else {}
+        if cloned and many:
+            own["batch_size"] = _minibatch(rollout.rounds, 512 * CLONED_ROLLOUT)
         if config.algo == "recurrent_ppo":  # the LSTM walks through each minibatch step by step: fewer, larger ones
             own |= {"policy": "MlpLstmPolicy", "n_epochs": 5}
             own["batch_size"] = _minibatch(rollout.rounds, 1024 if many else 128)
