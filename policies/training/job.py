@@ -155,7 +155,9 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
     planned = planned_rounds(config, checkpoint, vectorised=vectorised)
     _say_plan(config, problem, planned, done, run_dir)
     resumed_at = done if checkpoint is not None else None
-    log = TrainingLog(run_dir, planned, name=config.curve_name, resumed_at=resumed_at, progress=config.progress)
+    log = TrainingLog(
+        run_dir, planned, name=config.curve_name, unit=config.unit, resumed_at=resumed_at, progress=config.progress
+    )
     try:
         draw_progress(config, problem, run_dir, log, resumed_at)
         run: Sb3Run | OnlineRun | AcceptRun
@@ -176,19 +178,20 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
     finally:
         log.close()
     if finished and run.updates == 0:
-        say(f"Warning: {run.steps} rounds were too few for a single update, so the policy is still the random one.")
+        few = f"{run.steps} {config.unit}s were too few for a single update"
+        say(f"Warning: {few}, so the policy is still the random one.")
     speed = log.totals.tokens_per_second
     pace = f", {speed:.1f} tokens/s while exploring ({problem.backend.time_source} seconds)" if speed else ""
-    say(f"{run.steps} rounds done{pace}, {run.updates} updates; policy saved as {path}.")
+    say(f"{run.steps} {config.unit}s done{pace}, {run.updates} updates; policy saved as {path}.")
     return finished
 
 
 def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, run_dir: Path) -> None:
     asked = "" if planned == config.rounds else f" ({config.rounds} asked for, whole rollouts played)"
-    start = f"Resuming {config.algo} at round {done}" if done else f"Training {config.algo}"
+    start = f"Resuming {config.algo} at {config.unit} {done}" if done else f"Training {config.algo}"
     say(
-        f"{start}, up to round {planned}{asked}: {len(problem.train)} train requests, {len(problem.backend.table)} "
-        f"actions {problem.backend.table.describe()}, c = {problem.backend.cost_ratio:.3f}, in {run_dir}."
+        f"{start}, up to {config.unit} {planned}{asked}: {len(problem.train)} train requests, "
+        f"{len(problem.backend.table)} actions {problem.backend.table.describe()}, c = {problem.backend.cost_ratio:.3f}, in {run_dir}."
     )
 
 
