@@ -184,7 +184,11 @@ def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
         "requests": len(job.requests),
         "seed": config.seed,
     }
-    kinds = [{"kind": name.partition(":")[0], "action": job.actions.get(name, "")} for name in names]
+    saved = saved_files(config)
+    kinds = [
+        {"kind": "saved" if name in saved else name.partition(":")[0], "action": job.actions.get(name, "")}
+        for name in names
+    ]
     return EvaluationWriter(
         root,
         unique_labels(names),

@@ -191,7 +191,8 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
     start = f"Resuming {config.algo} at {config.unit} {done}" if done else f"Training {config.algo}"
     say(
         f"{start}, up to {config.unit} {planned}{asked}: {len(problem.train)} train requests, "
-        f"{len(problem.backend.table)} actions {problem.backend.table.describe()}, c = {problem.backend.cost_ratio:.3f}, in {run_dir}."
+        f"{len(problem.backend.table)} actions "
+        f"{problem.backend.table.describe()}, c = {problem.backend.cost_ratio:.3f}, in {run_dir}."
     )
 
 

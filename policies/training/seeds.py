@@ -22,10 +22,12 @@ from assc.cli import EXIT_INTERRUPTED
 from assc.errors import AsscError, RequestError
 from assc.files import write_json
 from assc.hardware import usable_cores
+from assc.manifest import finish_run, start_run
 from policies.training.checkpoint import CHECKPOINT_FILE
 from policies.training.config import TrainConfig, check_resumable, stored_config, write_config
 from policies.training.job import POLICY_FILE, new_run_dir, say
 from policies.training.report import EVAL_FILE
+from policies.training.setup import files_of
 
 SUMMARY_FILE = "summary.json"
 OF_THE_GROUP = ("run_dir", "resume", "seed", "seeds", "jobs", "sweep", "sweep_timesteps", "progress")
@@ -50,6 +52,7 @@ def train_seeds(config: TrainConfig) -> int:
         folder = new_run_dir(config)
         folder.mkdir(parents=True)
         write_config(dataclasses.replace(config, run_dir=folder), folder, {})
+        start_run(folder, "train", config, seeds={"seeds": list(config.seeds)}, data=files_of(config))
     waiting = [seed for seed in config.seeds if not _finished(config, folder / f"seed-{seed}")]
     say(f"Training {config.algo} with seeds {_listed(config.seeds)} in {folder}, {min(jobs, len(waiting))} at a time …")
     failed = _play(config, folder, waiting, jobs)
@@ -60,6 +63,7 @@ def train_seeds(config: TrainConfig) -> int:
     if summary is not None:
         write_json(folder / SUMMARY_FILE, summary)
         say(describe(summary))
+    finish_run(folder, complete=not failed)
     for seed in failed:
         say(f"Seed {seed} failed: {_last_line(folder / f'seed-{seed}.log')}")
     return 1 if failed else 0

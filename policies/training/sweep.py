@@ -15,6 +15,7 @@ from assc.cli import EXIT_INTERRUPTED
 from assc.core import Request, Totals
 from assc.errors import AsscError, RequestError
 from assc.files import write_json
+from assc.manifest import finish_run, start_run
 from assc.registry import make_policy
 from assc.run import run_request
 from policies.training.checkpoint import CHECKPOINT_FILE
@@ -22,7 +23,7 @@ from policies.training.config import CONFIG_FILE, TrainConfig, check_resumable, 
 from policies.training.job import POLICY_FILE, generators_kept, learn, new_run_dir, say, train
 from policies.training.seeds import train_seeds
 from policies.training.settings import SPACES, with_settings
-from policies.training.setup import Problem, replay_problem
+from policies.training.setup import Problem, files_of, replay_problem
 
 STORAGE, RESULT, STUDY = "sweep.db", "sweep.json", "sweep"
 VALIDATION = 4
@@ -63,6 +64,7 @@ def sweep(config: TrainConfig) -> int:
         folder = new_run_dir(config)
         folder.mkdir(parents=True)
         write_config(replace(config, run_dir=folder), folder, {})
+        start_run(folder, "train", config, seeds={"seed": config.seed}, data=files_of(config))
     problem = replay_problem(config)
     train_part, validation = inner_split(problem.train, config.seed)
     inner = replace(problem, train=train_part, held_out=())
@@ -119,7 +121,9 @@ def _refit(config: TrainConfig, folder: Path, study: Any) -> int:
         final = replace(final, resume=target, run_dir=None)
     else:
         shutil.rmtree(target, ignore_errors=True)  # killed before its first checkpoint
-    return train_seeds(final) if final.seeds else train(final)
+    code = train_seeds(final) if final.seeds else train(final)
+    finish_run(folder, complete=code == 0)
+    return code
 
 
 def _speed(problem: Problem, requests: Sequence[Request], spec: str, seed: int) -> float:
