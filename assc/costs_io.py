@@ -13,6 +13,12 @@ from assc.errors import TraceError
 from assc.files import write_json
 
 SCHEMA = 1
+KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("pair", "device", "dtype", "date", "time_source"), str),
+    "threads": int,
+    "residuals": dict,
+}
+NAMES: Mapping[type, str] = {str: "a text", int: "a whole number", dict: "an object of numbers"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ def read_costs(path: str | Path) -> CostFile:
     elif schema != SCHEMA:
         raise TraceError(f"{path} is a cost model of schema {schema!r}, this program reads schema {SCHEMA}")
     data.pop("kind", None)
+    for name, kind in KINDS.items():
+        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+            raise TraceError(f"the cost model {path} has {name} {data[name]!r}, it must be {NAMES[kind]}")
     try:
         return CostFile(**{**data, "model": CostModel.from_json(data["model"])})
     except (TypeError, KeyError, ValueError, AttributeError) as error:

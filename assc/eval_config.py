@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,6 +22,7 @@ from assc.prometheus import require_prometheus
 Backend = Literal["live", "replay"]
 TUNED = "static:tuned"
 """the static action that is best on train requests: known once the backend is"""
+PLAIN = "ar"
 NONE = "none"
 """--against of nobody"""
 
@@ -177,9 +179,10 @@ class Config:
 
     @property
     def reference(self) -> str | None:
-        """Label of the policy that the others are compared with besides plain decoding."""
+        """Label of the policy that the others are compared with besides plain decoding (which always is played)."""
         if self.against is not None:
-            return None if self.against == NONE else self.against.strip()
+            asked = self.against.strip()
+            return None if asked == NONE or (asked == PLAIN and PLAIN not in self.specs) else asked
         return next((spec for spec, bare in zip(self.specs, self.bare, strict=True) if bare == TUNED), None)
 
     @property
@@ -262,7 +265,9 @@ def check(config: Config) -> None:
     if not config.policies:
         raise AsscError("--policies names no policy, give at least one")
     if config.preset is None and config.reference is not None and config.reference not in config.specs:
-        raise AsscError(f"--against {config.reference} is not among --policies {' '.join(config.specs)}")
+        raise AsscError(
+            f"--against {config.reference} is not among --policies {' '.join(config.specs)}; list it there too"
+        )
     temperature = config.temperature
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
         raise RequestError(f"--temperature is {temperature}, it must be 0 or more")
@@ -272,6 +277,16 @@ def check(config: Config) -> None:
         require_prometheus()
     if config.run_dir is not None:
         check_free(config.run_dir)
-    for path in (config.json, config.markdown, config.csv, config.prometheus):
-        if path is not None:
-            check_writable(path)
+    _check_outputs({name: getattr(config, name) for name in ("json", "markdown", "csv", "prometheus")})
+
+
+def _check_outputs(files: Mapping[str, Path | None]) -> None:
+    """Each output in a file of its own that can be written."""
+    taken: dict[Path, str] = {}
+    for name, path in files.items():
+        if path is None:
+            continue
+        first = taken.setdefault(path.resolve(), name)
+        if first != name:
+            raise UsageError(f"--{first} and --{name} both name {path}; give each a file of its own")
+        check_writable(path)

@@ -222,8 +222,13 @@ def _writer(config: Config, job: Job, root: Path) -> EvaluationWriter:
     }
     if config.policy_seeds:
         shared["policy_seeds"] = " ".join(map(str, config.policy_seeds))
+    saved = {label for label in config.specs if _is_saved(config, label)}
     kinds = [
-        {"kind": name.partition(":")[0], "action": job.actions.get(name, ""), "rung": rung_of(policy) or ""}
+        {
+            "kind": "saved" if name in saved else name.partition(":")[0],
+            "action": job.actions.get(name, ""),
+            "rung": rung_of(policy) or "",
+        }
         for name, policy in job.policies
     ]
     return EvaluationWriter(

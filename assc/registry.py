@@ -73,6 +73,12 @@ def policy_names() -> tuple[str, ...]:
 def policy_factory(name: str) -> Factory:
     """The registered class of a policy; `SpecError` for an unknown name."""
     load_plugins()
+    base, at, _ = name.partition("@")
+    if at and base in _factories:
+        raise SpecError(
+            f"{name!r} is the policy {base!r} under another name, which only the rows of eval.py --policies can have, "
+            "as SPEC@NAME with a NAME of letters, digits, _ and -"
+        )
     if name not in _factories:
         raise SpecError(
             f"unknown policy {name!r}; known policies: {', '.join(sorted(_factories))}, or a saved .zip file"

@@ -6,6 +6,7 @@ trace repeat to the bit on one machine; where seconds were measured the texts mu
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -114,7 +115,7 @@ def rerun(config: Config) -> int:
     differing = [*changed, *conditions(manifest)]
     for sentence in differing:
         say(f"note: {sentence}")
-    say(f"running: python {' '.join(words)}")
+    say(f"running: {shlex.join(['python', *words])}")
     code = start(words)
     if code == EXIT_INTERRUPTED:
         return code

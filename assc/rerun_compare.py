@@ -38,10 +38,13 @@ class Difference:
 def compare_runs(before: Path, after: Path, command: str) -> list[Difference]:
     """One entry per result that the earlier run has. `AsscError` where it has none."""
     found = list[Difference]()
-    for name, compare in RESULTS[command].items():
+    named = {
+        path.relative_to(before).as_posix(): compare
+        for pattern, compare in RESULTS[command].items()
+        for path in sorted(before.glob(pattern))
+    }
+    for name, compare in named.items():
         old, new = before / name, after / name
-        if not old.exists():
-            continue
         if not new.exists():
             found.append(Difference(name, False, "the repeated run has none"))
             continue
@@ -166,8 +169,12 @@ RESULTS: dict[str, dict[str, Compare]] = {
         "eval.json": compare_evaluations,
         **{f"{part}/eval.json": compare_evaluations for part in ("live", "modelled", "synthetic", "switching")},
     },
-    "train": {"policy.zip": compare_policies, "eval.json": compare_evaluations},
+    "train": {
+        f"{part}{name}": compare
+        for part in ("", "seed-*/", "trials/*/", "best/", "best/seed-*/")
+        for name, compare in (("policy.zip", compare_policies), ("eval.json", compare_evaluations))
+    },
     "record": {"trace.npz": compare_traces},
     "distill": {"draft": compare_folders},
 }
-"""command -> result in its directory -> how it is compared"""
+"""command -> pattern of results in its directory -> how they are compared"""

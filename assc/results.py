@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,24 @@ def unique_labels(names: Sequence[str]) -> tuple[str, ...]:
         earlier = names[:i].count(name)
         labels.append(f"{name} #{earlier + 1}" if earlier else name)
     return tuple(labels)
+
+
+def short_labels(labels: Sequence[str]) -> dict[str, str]:
+    """Label -> a short one for charts and tables: of the path of a saved policy as much from its end as tells it apart.
+
+    >>> short_labels(["assc", "runs/ppo/policy.zip", "a/dqn", "b/dqn", "runs/assc"])
+    {'assc': 'assc', 'runs/ppo/policy.zip': 'ppo', 'a/dqn': 'a/dqn', 'b/dqn': 'b/dqn', 'runs/assc': 'runs/assc'}
+    """
+    paths = {x: x.removesuffix("/policy.zip").split("/") for x in dict.fromkeys(labels)}
+    shares = {x: 1 for x in paths}
+    while True:
+        found = {x: "/".join(paths[x][-shares[x] :]) for x in paths}
+        counts = Counter(found.values())
+        longer = [x for x in paths if counts[found[x]] > 1 and shares[x] < len(paths[x])]
+        if not longer:
+            return found if len(set(found.values())) == len(found) else {x: x for x in paths}
+        for x in longer:
+            shares[x] += 1
 
 
 @dataclass

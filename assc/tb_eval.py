@@ -12,7 +12,7 @@ import numpy as np
 from assc.core import RoundRecord, Totals
 from assc.metrics import Run, columns, per_request
 from assc.monitor import HealthMonitor
-from assc.results import Evaluation, RequestResult, watch
+from assc.results import Evaluation, RequestResult, short_labels, watch
 from assc.rounds_json import EntropiesOf, TextOf, known_entropy
 from assc.stats import speedup, speedup_interval
 from assc.tables import to_markdown
@@ -103,7 +103,8 @@ class EvaluationWriter:
         token_text: TextOf | None = None,
         entropies: EntropiesOf | None = None,
     ) -> None:
-        *names, comparison = directory_names([*labels, COMPARISON])
+        short = short_labels(labels)
+        *names, comparison = directory_names([*(short[label] for label in labels), COMPARISON])
         self.directory = fresh_directory(root, [*names, comparison])
         self.labels = tuple(labels)
         self._heuristic = next((i for i, label in enumerate(labels) if label.partition(":")[0] == "assc"), None)

@@ -244,7 +244,13 @@ def test_csv_of_names_with_commas() -> None:
     ("words", "said"),
     [
         (["--against", "static:4"], "--against static:4 is not among --policies ar assc"),
+        (["--against", "static:4"], "list it there too"),
         (["--preset", "seed-table"], "--preset seed-table has its own policies"),
+        (["--policies", "svip@"], "'svip@' is the policy 'svip' under another name"),
+        (["--policies", "svip@a.b"], "as SPEC@NAME with a NAME of letters, digits, _ and -"),
+        (["--policies", "nobody@x"], "unknown policy 'nobody'"),
+        (["--json", "out", "--csv", "./out"], "--json and --csv both name out; give each a file of its own"),
+        (["--markdown", "out", "--prometheus", "out"], "--markdown and --prometheus both name out"),
     ],
 )
 def test_refusals(files: list[str], words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,8 +259,28 @@ def test_refusals(files: list[str], words: list[str], said: str, capsys: pytest.
 
 
 def test_against_nobody_and_somebody(files: list[str], tmp_path: Path) -> None:
-    for words, families_ in ((["none"], ["ar"]), (["assc"], ["ar", "assc"])):
+    for words, families_ in ((["none"], ["ar"]), (["ar"], ["ar"]), (["assc"], ["ar", "assc"])):
         out = tmp_path / "out.json"
         specs = ["--policies", "ar", "static:tuned", "assc", "--json", str(out)]
         assert eval_cli.main([*files, *specs, "--against", *words]) == 0
         assert [f["against"] for f in json.loads(out.read_text())["comparisons"]] == families_
+
+
+def test_plain_decoding_need_not_be_listed_to_be_compared_with(files: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert eval_cli.main([*files, "--policies", "assc", "--against", "ar", "--json", str(out)]) == 0
+    (told,) = json.loads(out.read_text())["comparisons"]
+    assert told["against"] == "ar" and [row["label"] for row in told["rows"]] == ["assc"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("threads", "two", "threads 'two', it must be a whole number"), ("residuals", 3, "an object of numbers")],
+)
+def test_cost_files_of_wrong_types(
+    files: list[str], key: str, value: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    assert eval_cli.main([*files, "--policies", "ar"]) == 2
+    assert said in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from assc.manifest import MANIFEST, PACKAGED, data_of, read_manifest, words_of
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.record import Config as RecordConfig
 from assc.rerun import command_line
-from assc.rerun_compare import compare_evaluations, compare_folders, compare_traces, first_difference
+from assc.rerun_compare import compare_evaluations, compare_folders, compare_runs, compare_traces, first_difference
 from assc.trace_io import write_trace
 from policies.training.config import TrainConfig
 
@@ -35,7 +37,7 @@ def files(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated run in this process, since a new one takes seconds to import everything."""
-    programs = {"eval": eval_cli.main, "train_policy": train_policy.main}
+    programs = {"eval": eval_cli.main, "train_policy": train_policy.main, "assc": main}
 
     def start(words: list[str]) -> int:
         assert words[0] == "-m"
@@ -95,6 +97,70 @@ def test_a_training_repeats_to_the_bit_and_a_new_process_agrees(files: list[str]
         ("policy.zip", True, True),
         ("eval.json", True, True),
     ]
+
+
+def test_seeds_are_repeated_as_one_run(files: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also with a blank in the name of the directory: the command that is told can be pasted."""
+    run = tmp_path / "two seeds"
+    words = [*files, "--run-dir", str(run), "--total-timesteps", "64", "--algo", "bandit:ts", "--live-requests", "0"]
+    assert train_policy.main([*words, "--seeds", "3", "5", "--jobs", "1", "--eval-requests", "0"]) == 0
+    manifest = read_manifest(run)
+    assert manifest["seeds"] == {"seeds": [3, 5]} and manifest["complete"] is True and "trace" in manifest["data"]
+    assert main(["rerun", str(run), "--out", str(tmp_path / "again")]) == 0
+    report = json.loads((tmp_path / "again" / "rerun.json").read_text())
+    assert [r["what"] for r in report["results"]] == ["seed-3/policy.zip", "seed-5/policy.zip"] and report["equal"]
+    told = capfd.readouterr().err
+    line = next(x for x in told.splitlines() if x.startswith("running: "))
+    assert shlex.split(line)[-2:] == ["--run-dir", str(tmp_path / "again")]
+
+
+def test_a_result_of_one_trial_that_differs_is_named(tmp_path: Path) -> None:
+    """Patterns find what is in a group; a missing one is a difference."""
+    before, after = tmp_path / "a", tmp_path / "b"
+    for folder in (before, after):
+        for seed in (0, 1):
+            (folder / f"seed-{seed}").mkdir(parents=True)
+            with zipfile.ZipFile(folder / f"seed-{seed}" / "policy.zip", "w") as archive:
+                archive.writestr("policy.json", json.dumps({"weight": seed}))
+    assert all(d.equal for d in compare_runs(before, after, "train"))
+    (after / "seed-1" / "policy.zip").unlink()
+    found = compare_runs(before, after, "train")
+    assert [(d.what, d.equal) for d in found] == [("seed-0/policy.zip", True), ("seed-1/policy.zip", False)]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    """Nine different prompts in three splits."""
+    lines = [
+        {"id": f"q{i}", "prompt": f"tell {i} of {i * i} stones", "split": ("train", "held-out", "draft")[i % 3]}
+        for i in range(9)
+    ]
+    path = tmp_path / "w.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_recordings_and_live_evaluations_of_the_tiny_pair_repeat(
+    prompts: str, tmp_path: Path, in_process: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = ["--pair", "tiny", "--workload", prompts, "--split", "all", "--temperatures", "0", "1"]
+    assert main(["record", *record, "--max-new-tokens", "8", "--out", str(tmp_path / "recorded")]) == 0
+    assert main(["rerun", str(tmp_path / "recorded")]) == 0
+    assert capsys.readouterr().out.endswith(f"equals {tmp_path / 'recorded'} bit for bit\n")
+    live = ["--pair", "tiny", "--workload", prompts, "--requests", "3", "--max-new-tokens", "6"]
+    assert eval_cli.main([*live, "--policies", "ar", "static:2", "--run-dir", str(tmp_path / "live")]) == 0
+    assert main(["rerun", str(tmp_path / "live")]) == 0
+    said = capsys.readouterr().out
+    assert "the same texts; measured seconds do not repeat: ar 1.000x then 1.000x" in said
+    assert said.endswith(f"live-rerun equals {tmp_path / 'live'}\n"), "measured seconds are called equal bit for bit"
+
+
+def test_a_distilled_draft_repeats(prompts: str, tmp_path: Path, in_process: None) -> None:
+    words = ["--pair", "tiny", "--workload", prompts, "--tokens", "60", "--max-new-tokens", "12", "--rows", "4"]
+    assert main(["distill", *words, "--head", "80", "--steps", "2", "--out", str(tmp_path / "run")]) == 0
+    assert main(["rerun", str(tmp_path / "run"), "--out", str(tmp_path / "again")]) == 0
+    report = json.loads((tmp_path / "again" / "rerun.json").read_text())
+    assert [(r["what"], r["equal"], r["exact"]) for r in report["results"]] == [("draft", True, True)]
 
 
 def test_changed_data_is_refused(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

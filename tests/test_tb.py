@@ -181,17 +181,19 @@ def test_custom_scalars_show_policy_against_assc(seven: Logged) -> None:
     directory, _ = seven
     (event,) = reader(directory / "comparison").Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    first, second = layout.category
-    assert (first.title, second.title) == ("policy vs ASSC", "over committed tokens")
+    first, *more = layout.category
+    assert first.title == "policy vs ASSC" and [c.title for c in more] == ["over requests", "over committed tokens"]
+    assert all(chart.HasField("margin") for chart in first.chart), "bands beside lines are shown last"
     tags = set(scalars(directory / "assc"))
     margins = [series for chart in first.chart for series in chart.margin.series]
     assert len(margins) == 2
     for series in margins:
         assert {series.value, series.lower, series.upper} <= tags
-    wanted = {tag.strip("^$") for chart in layout.category[1].chart for tag in chart.multiline.tag}
-    assert wanted == {f"over_tokens/{name}" for name in CHARTS.values()}
-    assert wanted - {"over_tokens/target_entropy"} <= tags
-    assert list(evaluation_layout(False)) == ["policy vs plain decoding", "over committed tokens"]
+    for category, group in zip(more, ("over_requests", "over_tokens"), strict=True):
+        wanted = {tag.strip("^$") for chart in category.chart for tag in chart.multiline.tag}
+        assert wanted == {f"{group}/{name}" for name in CHARTS.values()}
+        assert wanted - {f"{group}/target_entropy"} <= tags
+    assert next(iter(evaluation_layout(False))) == "policy vs plain decoding"
 
 
 def test_texts_tables_and_pictures(seven: Logged) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from assc.report.checked import ResultError
 from assc.report.load import read_result
 from assc.report.nouns import Entry, Result, Row, View
+from assc.results import short_labels
 
 SHARED: Mapping[str, str] = {
     "mode": "verification mode",
@@ -85,24 +86,6 @@ def join(results: Sequence[Result]) -> Report:
     ladder = next((r.ladder for r in results if r.ladder is not None), None)
     entries = tuple(replace(e, label=renamed[e.result, e.label], given=e.label) for e in kept)
     return Report(tuple(results), entries, ladder, _views(results, renamed))
-
-
-def short_labels(labels: Sequence[str]) -> dict[str, str]:
-    """Label -> label of the page: of the path of a saved policy as much from its end as tells it apart.
-
-    >>> short_labels(["assc", "runs/ppo/policy.zip", "a/dqn", "b/dqn", "runs/assc"])
-    {'assc': 'assc', 'runs/ppo/policy.zip': 'ppo', 'a/dqn': 'a/dqn', 'b/dqn': 'b/dqn', 'runs/assc': 'runs/assc'}
-    """
-    paths = {x: x.removesuffix("/policy.zip").split("/") for x in dict.fromkeys(labels)}
-    shares = {x: 1 for x in paths}
-    while True:
-        found = {x: "/".join(paths[x][-shares[x] :]) for x in paths}
-        counts = Counter(found.values())
-        longer = [x for x in paths if counts[found[x]] > 1 and shares[x] < len(paths[x])]
-        if not longer:
-            return found if len(set(found.values())) == len(found) else {x: x for x in paths}
-        for x in longer:
-            shares[x] += 1
 
 
 def _short_names(results: Sequence[Result]) -> list[str]:

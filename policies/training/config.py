@@ -218,8 +218,13 @@ class TrainConfig:
                 raise RequestError(f"{_flag(name)} is decided by the trace; with --backend live it can be chosen")
 
     @property
+    def unit(self) -> str:
+        """What `rounds` counts: with --granularity step each decision after a drafted token."""
+        return "decision" if self.granularity == "step" else "round"
+
+    @property
     def rounds(self) -> int:
-        """Rounds to train for."""
+        """Rounds (or decisions, see `unit`) to train for."""
         if self.total_timesteps is not None:
             return self.total_timesteps
         if self.fitted:

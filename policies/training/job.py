@@ -34,7 +34,7 @@ from policies.training.online import OnlineRun
 from policies.training.progress import draw_progress, log_held_out
 from policies.training.report import EVAL_FILE, check_live, compare
 from policies.training.sb3 import Sb3Run, rollout_of
-from policies.training.setup import COSTS_FILE, Problem, live_problem, replay_problem, write_costs
+from policies.training.setup import COSTS_FILE, Problem, files_of, live_problem, replay_problem, write_costs
 
 POLICY_FILE = "policy.zip"
 INTERRUPTED = 130
@@ -183,14 +183,15 @@ def new_run_dir(config: TrainConfig) -> Path:
     return config.run_dir
 
 
-def group_folder(config: TrainConfig) -> Path:
-    """The folder of a group of runs (seeds, a sweep): a new one with the configuration in it, or that to go on in."""
+def group_folder(config: TrainConfig, *, seeds: dict[str, Any]) -> Path:
+    """The folder of a group of runs (`seeds`, a sweep): a new one with its configuration, or that to go on in."""
     if config.resume is not None:
         check_resumable(config, stored_config(config.resume))
         return config.resume
     folder = new_run_dir(config)
     _make(folder)
     write_config(replace(config, run_dir=folder), folder, {})
+    start_run(folder, "train", config, seeds=seeds, data=files_of(config))
     return folder
 
 
@@ -230,7 +231,9 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
     planned = planned_rounds(config, checkpoint, vectorised=vectorised, cloned=cloned)
     _say_plan(config, problem, planned, done, run_dir)
     resumed_at = done if checkpoint is not None else None
-    log = TrainingLog(run_dir, planned, name=config.curve_name, resumed_at=resumed_at, progress=config.progress)
+    log = TrainingLog(
+        run_dir, planned, name=config.curve_name, unit=config.unit, resumed_at=resumed_at, progress=config.progress
+    )
     try:
         draw_progress(config, problem, run_dir, log, resumed_at)
         run: Sb3Run | OnlineRun | AcceptRun
@@ -253,19 +256,21 @@ def learn(config: TrainConfig, problem: Problem, run_dir: Path, checkpoint: Chec
     finally:
         log.close()
     if finished and run.updates == 0 and not (isinstance(run, OnlineRun) and run.frozen):
-        say(f"Warning: {run.steps} rounds were too few for a single update, so the policy is still the random one.")
+        few = f"{run.steps} {config.unit}s were too few for a single update"
+        say(f"Warning: {few}, so the policy is still the random one.")
     speed = log.totals.tokens_per_second
     pace = f", {speed:.1f} tokens/s while exploring ({problem.backend.time_source} seconds)" if speed else ""
-    say(f"{run.steps} rounds done{pace}, {run.updates} updates; policy saved as {path}.")
+    say(f"{run.steps} {config.unit}s done{pace}, {run.updates} updates; policy saved as {path}.")
     return finished
 
 
 def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, run_dir: Path) -> None:
     asked = "" if planned == config.rounds else f" ({config.rounds} asked for, whole rollouts played)"
-    start = f"Resuming {config.algo} at round {done}" if done else f"Training {config.algo}"
+    start = f"Resuming {config.algo} at {config.unit} {done}" if done else f"Training {config.algo}"
     say(
-        f"{start}, up to round {planned}{asked}: {len(problem.train)} train requests, {len(problem.backend.table)} "
-        f"actions {problem.backend.table.describe()}, c = {problem.backend.cost_ratio:.3f}, in {run_dir}."
+        f"{start}, up to {config.unit} {planned}{asked}: {len(problem.train)} train requests, "
+        f"{len(problem.backend.table)} actions "
+        f"{problem.backend.table.describe()}, c = {problem.backend.cost_ratio:.3f}, in {run_dir}."
     )
 
 

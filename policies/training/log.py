@@ -80,9 +80,16 @@ class TrainingLog:
     """Counts rounds, moves the progress bar and writes our scalars beside SB3's, flushed at every dump."""
 
     def __init__(
-        self, run_dir: Path, total: int, *, name: str = "policy", resumed_at: int | None = None, progress: bool = True
+        self,
+        run_dir: Path,
+        total: int,
+        *,
+        name: str = "policy",
+        unit: str = "round",
+        resumed_at: int | None = None,
+        progress: bool = True,
     ) -> None:
-        """`name` is the policy's in TensorBoard, beside which its baselines stand."""
+        """`name` is the policy's in TensorBoard, beside which its baselines stand; `unit` is what `total` counts."""
         folder = curve_folder(run_dir, name)
         board = _TensorBoard(folder, resumed_at)
         self.logger = Logger(str(folder), [board])
@@ -90,24 +97,25 @@ class TrainingLog:
         """the same file, for what is not a scalar of training"""
         self.progress: Progress | None = None
         """curves against baselines, where the run draws some"""
-        self.total = total
+        self.total, self.unit, self._step = total, unit, resumed_at or 0
         self.totals, self.window = Totals(), Totals()
         self._recent: deque[Totals] = deque(maxlen=SHOWN_ROUNDS)
         self._counted = 0
         shown = progress and sys.stderr.isatty()
         self._lines = progress and not shown
-        self._bar = tqdm(total=total, initial=resumed_at or 0, unit="round", disable=not shown, dynamic_ncols=True)
+        self._bar = tqdm(total=total, initial=resumed_at or 0, unit=unit, disable=not shown, dynamic_ncols=True)
 
     def add(self, played: Totals, step: int) -> None:
-        """Count one or more rounds; `step` is the number of rounds done so far."""
+        """Count what was played; `step` is the number of rounds (or decisions) done so far."""
         self.totals, self.window = self.totals + played, self.window + played
         self._recent.append(played)
-        self._bar.update(played.rounds)
+        before, self._step = self._step, step
+        self._bar.update(step - before)
         self._counted += 1
         if self._counted % 20 == 0 and not self._bar.disable:
             self._bar.set_postfix_str(self._figures())
-        if self._lines and (step * 10) // self.total > ((step - played.rounds) * 10) // self.total:
-            print(f"  {step} of {self.total} rounds: {self._figures()}", flush=True)
+        if self._lines and (step * 10) // self.total > (before * 10) // self.total:
+            print(f"  {step} of {self.total} {self.unit}s: {self._figures()}", flush=True)
 
     def _figures(self) -> str:
         recent = sum(self._recent, Totals())

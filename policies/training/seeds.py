@@ -22,6 +22,7 @@ from assc.cli import EXIT_INTERRUPTED
 from assc.errors import AsscError, RequestError
 from assc.files import write_json
 from assc.hardware import usable_cores
+from assc.manifest import finish_run
 from policies.training.checkpoint import CHECKPOINT_FILE
 from policies.training.config import TrainConfig
 from policies.training.job import group_folder, is_finished, say
@@ -43,7 +44,7 @@ def train_seeds(config: TrainConfig) -> int:
     jobs = min(cores, len(config.seeds)) if config.jobs is None else config.jobs
     if jobs > cores:
         raise RequestError(f"--jobs is at most {cores}, the cores this process may use, got {jobs}")
-    folder = group_folder(config)
+    folder = group_folder(config, seeds={"seeds": list(config.seeds)})
     waiting = [seed for seed in config.seeds if not is_finished(config, folder / f"seed-{seed}")]
     say(f"Training {config.algo} with seeds {_listed(config.seeds)} in {folder}, {min(jobs, len(waiting))} at a time …")
     failed = _play(config, folder, waiting, jobs)
@@ -54,6 +55,7 @@ def train_seeds(config: TrainConfig) -> int:
     if summary is not None:
         write_json(folder / SUMMARY_FILE, summary)
         say(describe(summary))
+    finish_run(folder, complete=not failed)
     for seed in failed:
         say(f"Seed {seed} failed: {_last_line(folder / f'seed-{seed}.log')}")
     return 1 if failed else 0

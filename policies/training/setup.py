@@ -80,10 +80,23 @@ def write_costs(run_dir: Path, costs: CostModel) -> None:
     write_json(run_dir / COSTS_FILE, costs.to_json())
 
 
+def files_of(config: TrainConfig) -> dict[str, str | Path | None]:
+    """Name and path of everything that a run reads, for its manifest."""
+    if config.backend == "replay":
+        return {"trace": config.traces or PACKAGED + TRACE, "cost model": config.cost or PACKAGED + COSTS}
+    from assc.pairs import draft_data
+
+    return {
+        "workload": packaged_workload(config.workload),
+        "target": config.target,
+        **draft_data(config.draft),
+        "cost model": config.cost,
+    }
+
+
 def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
     """Load the pair and the workload; fit the cost model unless the configuration names one."""
     from assc.live import LiveBackend
-    from assc.pairs import draft_data
 
     costs = read_costs(config.cost).model if config.cost is not None else None
     train, held_out = load_workload(config.workload, "train"), load_workload(config.workload, "held-out")
@@ -120,12 +133,7 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         costs=backend.cost_model,
         description={**backend.describe(), "workload": config.workload, "time_source": config.time_source},
         workload_hash=content_hash(load_workload(config.workload)),
-        data={
-            "workload": packaged_workload(config.workload),
-            "target": config.target,
-            **draft_data(config.draft),
-            "cost model": config.cost,
-        },
+        data=files_of(config),
     )
 
 
@@ -146,6 +154,6 @@ def replay_problem(config: TrainConfig) -> Problem:
         costs=costs,
         description={**backend.describe(), "workload": trace.header.workload, "time_source": "modelled"},
         workload_hash=trace.header.workload_hash,
-        data={"trace": config.traces or PACKAGED + TRACE, "cost model": config.cost or PACKAGED + COSTS},
+        data=files_of(config),
         trace=trace,
     )

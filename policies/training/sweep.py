@@ -15,6 +15,7 @@ from assc.cli import EXIT_INTERRUPTED
 from assc.core import Request, Totals
 from assc.errors import AsscError, RequestError
 from assc.files import write_json
+from assc.manifest import finish_run
 from assc.registry import make_policy
 from assc.run import run_request
 from policies.training.checkpoint import CHECKPOINT_FILE
@@ -56,7 +57,7 @@ def sweep(config: TrainConfig) -> int:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    folder = group_folder(config)
+    folder = group_folder(config, seeds={"seed": config.seed})
     problem = replay_problem(config)
     train_part, validation = inner_split(problem.train, config.seed)
     inner = replace(problem, train=train_part, held_out=())
@@ -114,7 +115,9 @@ def _refit(config: TrainConfig, folder: Path, study: Any) -> int:
         final = replace(final, resume=target, run_dir=None)
     else:
         shutil.rmtree(target, ignore_errors=True)  # killed before its first checkpoint
-    return train_seeds(final) if final.seeds else train(final)
+    code = train_seeds(final) if final.seeds else train(final)
+    finish_run(folder, complete=code == 0)
+    return code
 
 
 def set_aside(target: Path, algo: str, words: tuple[str, ...]) -> None:
