@@ -17,12 +17,14 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS") or min(2, usable_cores()))
 MOST_WORKERS = 8
 """each holds torch and the real model: 1.5 GB"""
 SLOW = (
-    "test_training",
+    "test_rejection",
     "test_faults_models",
-    "test_exactness",
     "test_docs",
+    "test_exactness",
+    "test_training",
     "test_planted_faults",
     "test_faults_rounds",
+    "test_faults_sampling",
 )
 """files of half a minute and more on one core: begun first, they leave no worker alone at the end"""
 
