@@ -111,7 +111,7 @@ def listed_policies(config: Config, seed: int | None = None) -> Listed:
 
 def saved_files(config: Config) -> dict[str, str]:
     """Label (and seed, in a folder of seeds) -> file of every saved policy."""
-    found = {}
+    found: dict[str, str] = {}
     for label in config.specs:
         files = {seed: policy_spec(label, seed) for seed in config.policy_seeds or (None,)}
         several = len(set(files.values())) > 1
