@@ -202,7 +202,8 @@ def caution(lines: Sequence[Line]) -> str | None:
     return (
         f"These groups have {number} prompts each, which is few: an interval by prompt is wide, and an effect below "
         f"the detectable size{sizes} is missed more often than with odds of {100 * (1 - POWER):.0f} %. "
-        "“Not shown” says that the data are few, not that the policies are equal."
+        "“Not shown” says that the data are few, not that the policies are equal. A p far below 0.01 of so few prompts "
+        "rests on effects that are not very skewed between them."
     )
 
 
