@@ -512,7 +512,7 @@ def test_results_of_one_trace_are_joined(data: dict[str, Any], save: Save, page:
     first, second = save(data, "one.json"), save(renamed(data, "bandit:ucb", "runs/y/policy.zip"), "two.json")
     report = read_report([first, second])
     assert [e.label for e in report.entries] == [*POLICIES, "y"], "equal policies are shown once"
-    assert [len(v.runs) for v in report.views] == [6, 6]
+    assert report.entries[-1].given == "runs/y/policy.zip" and [len(v.runs) for v in report.views] == [6, 6]
     assert "2 results joined" in page(first, second)
     slower = renamed(data, "bandit:ucb", "bandit:ucb")
     third = read_report([first, save(slower, "three.json")])

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecCheckNan
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train_policy
-from assc.core import Action, Observation, Request, RoundRecord
+from assc.core import Action, Observation, Request, RoundRecord, Totals
 from assc.errors import ArtefactError, AsscError, RequestError, SpecError
 from assc.registry import make_policy
 from assc.run import run_request
@@ -318,6 +318,19 @@ def test_b07_the_network_is_small_and_on_the_cpu(tmp_path: Path) -> None:
     assert run.model.device == torch.device("cpu")
     assert all(p.device.type == "cpu" for p in run.model.policy.parameters())
     assert sum(p.numel() for p in run.model.policy.parameters()) < 20_000
+
+
+def test_progress_counts_decisions_where_it_counts_decisions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several decisions make one round: the share that is done is that of the decisions."""
+    assert [TrainConfig(granularity=g).unit for g in ("round", "step")] == ["round", "decision"]
+    log = TrainingLog(tmp_path, 20, unit="decision")
+    for step in range(1, 21):
+        log.add(Totals(rounds=int(step % 5 == 0)), step)
+    log.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == [f"{n} of 20 decisions" for n in range(2, 21, 2)]
 
 
 class Frozen(FakeBackend):

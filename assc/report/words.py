@@ -51,6 +51,15 @@ def percent(value: float | None) -> str:
     return "n/a" if value is None else f"{round(100 * value, 1) + 0.0:.1f} %"
 
 
+def effect(value: float | None) -> str:
+    """A detectable effect; beyond a doubling its size says nothing more.
+
+    >>> effect(0.0412), effect(583.1)
+    ('4.1 %', 'more than 100 %')
+    """
+    return "more than 100 %" if value is not None and value > 1 else percent(value)
+
+
 def span(interval: Interval, digits: int = 2) -> str:
     """An interval, empty where it is not known."""
     low, high = interval
@@ -116,7 +125,7 @@ def evidence(found: Comparison | None) -> list[str]:
     return [
         f"95 %: {span(found.interval, 3)}",
         f"p {equals(found.p_value)}, Holm {chance(found.p_holm)}",
-        f"detectable {percent(found.detectable)}",
+        f"detectable {effect(found.detectable)}",
     ]
 
 
@@ -140,7 +149,7 @@ def comparison_sentence(found: Comparison, name: str, prompts: int) -> str:
     return (
         f"Against {who}: {times(found.ratio, 3)} ({span(found.interval, 3)}), p {equals(found.p_holm)} {of}"
         f"{alone}: {CONCLUSIONS[found.verdict]}. "
-        f"The smallest effect that {many(prompts, 'prompt')} can show: {percent(found.detectable)}."
+        f"The smallest effect that {many(prompts, 'prompt')} can show: {effect(found.detectable)}."
     )
 
 
@@ -154,7 +163,7 @@ def line_sentences(report: Report, line: Line) -> list[str]:
     ]
     for other in references(report):
         found = line.against.get(other.key)
-        if found is not None:
+        if found is not None and not (other.key == "against" and found.verdict == "itself"):
             said.append(comparison_sentence(found, other.name, line.prompts))
     if line.oracle is not None and line.cell.speedup is not None:
         gap = "" if line.fraction is None else f" and {percent(line.fraction)} of the way from static:tuned to it"
@@ -197,12 +206,13 @@ def caution(lines: Sequence[Line]) -> str | None:
         return None
     low, high = min(x.prompts for x in groups), max(x.prompts for x in groups)
     known = [c.detectable for x in groups for c in x.against.values() if c.detectable is not None and c.other != "ar"]
-    sizes = f" (here {percent(min(known))} to {percent(max(known))})" if known else ""
+    sizes = f" (here {effect(min(known))} to {effect(max(known))})" if known else ""
     number = f"{low}" if low == high else f"{low} to {high}"
     return (
         f"These groups have {number} prompts each, which is few: an interval by prompt is wide, and an effect below "
         f"the detectable size{sizes} is missed more often than with odds of {100 * (1 - POWER):.0f} %. "
-        "“Not shown” says that the data are few, not that the policies are equal."
+        "“Not shown” says that the data are few, not that the policies are equal. A p far below 0.01 of so few prompts "
+        "rests on effects that are not very skewed between them."
     )
 
 
@@ -245,4 +255,4 @@ def leakage_sentences(report: Report, result: Result) -> list[str]:
                 "requests; its numbers say nothing about other prompts."
             )
     said += [f"LEAKAGE{of}: {text}." for text in found.drafts]
-    return said or [f"Leakage{of}: none, no policy has learned from requests beforehand."]
+    return said or [f"Leakage{of}: none; no policy has learned from requests beforehand, no draft from evaluated ones."]
