@@ -30,6 +30,7 @@ BASELINES = ("ar", "static-tuned", "assc", "oracle")
 @pytest.fixture(autouse=True)
 def small_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_sb3, "LANES_ROLLOUT", {"ppo": 64, "a2c": 64, "dqn": 32})
+    monkeypatch.setattr(train_sb3, "CLONED_ROLLOUT", 1)
     torch.set_num_threads(1)
 
 
