@@ -184,6 +184,10 @@ def test_a_warm_start_is_a_continued_learner() -> None:
     assert min(policy.arms.sums[str(a)][0] for a in policy.table) >= 1  # type: ignore[attr-defined]
     result = study(Config("stationary", ("ar", "bandit:ucb"), seeds=2, tokens=300, warm=20, split="held-out"), c)
     assert [row["label"] for row in result["policies"]] == ["ar", "bandit:ucb", "bandit:ucb, warm"]
+    pytest.importorskip("matplotlib")
+    from assc.drift.figure import draw
+
+    assert len(draw(result).axes) == 1, "one regime has no switches to draw"
     stops = draw_stream(SCENARIOS["stationary"](c), 100, 1)
     references = [Reference(SCENARIOS["stationary"](c).regimes[0])]
     cold, warm = (play(p, references, (0,), stops).k[:9].tolist() for p in (make_policy("bandit:ucb"), policy))

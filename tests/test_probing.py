@@ -165,7 +165,7 @@ def test_survival_plays_the_best_action_under_its_curves() -> None:
             assert worth[action] == pytest.approx(max(worth.values()))
         accepted = min(action.k, (0, 1, 3, 8)[i % 4] if action.drafter == "ngram" else i % 2)
         spent = 0.05 * action.k if action.drafter == "model" else 0.0
-        timed = {"draft_seconds": spent, "draft_steps": action.k}
+        timed: dict[str, Any] = {"draft_seconds": spent, "draft_steps": action.k}
         policy.update(RoundRecord(i, 0, action, action.k, accepted, accepted + 1, (), 1.0 + spent, **timed))
 
 

@@ -33,7 +33,7 @@ def draw(result: dict[str, Any]) -> Figure:
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "lw": 1.3}
         style["ls"] = DASHES[number // len(COLOURS) % len(DASHES)]
         top.plot(row["curve"]["tokens"], row["curve"]["best"], label=row["label"], **style)
-        for axes, segment in zip(lower, row["segments"], strict=True):
+        for axes, segment in zip(lower, row["segments"], strict=False):  # one regime has no lower panels
             speeds = segment["speeds"][: SHOWN - window + 1]
             step = max(1, len(speeds) // POINTS)
             axes.plot(range(window, window + len(speeds), step), speeds[::step], **style)
