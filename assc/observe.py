@@ -264,7 +264,11 @@ class Featurizer:
         self.low: NDArray[np.float32] = np.concatenate([np.full(s.size, s.low, np.float32) for s in self.specs])
         self.high: NDArray[np.float32] = np.concatenate([np.full(s.size, s.high, np.float32) for s in self.specs])
         self.needs: frozenset[str] = frozenset().union(*(s.needs for s in self.specs))
-        own = {"acceptance_ema": self._acceptance, "model_hits": self._hits, "text": TextReader()}
+        own: dict[str, Callable[[Observation], Sequence[float]]] = {
+            "acceptance_ema": self._acceptance,
+            "model_hits": self._hits,
+            "text": TextReader(),
+        }
         self._readers = [own.get(s.name, s.read) for s in self.specs]
         self._seen: tuple[int, RoundRecord | None, float] = (0, None, EMA_START)
         self._seen_hits: tuple[int, RoundRecord | None, float] = (0, None, HITS_START)

@@ -61,13 +61,9 @@ class TextMemory:
         self.run = 0
         """tokens on end that it foresaw"""
 
-    def __eq__(self, other: object) -> bool:
-        """Whether both have read the same text; everything else follows from that."""
-        if not isinstance(other, TextMemory):
-            return NotImplemented
-        return (self.index.tokens, self.prompt) == (other.index.tokens, other.prompt)
-
-    __hash__ = None  # type: ignore[assignment]
+    def __repr__(self) -> str:
+        """What it has read; everything else follows from that."""
+        return f"TextMemory({self.index.tokens}, prompt={self.prompt})"
 
     def read(self, committed: Sequence[int], prompt: int) -> None:
         """Take in what was committed since the last call; the first `prompt` tokens are the prompt."""

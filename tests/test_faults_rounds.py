@@ -38,10 +38,11 @@ from assc.core import ROLLBACK, Action, Request, RoundRecord, Totals
 from assc.decoder import SpeculativeDecoder
 from assc.drafters.base import Drafter, Proposal, drafter_kinds
 from assc.drafters.model import ModelDrafter
-from assc.drafters.ngram import NgramDrafter, NgramIndex
+from assc.drafters.ngram import NgramDrafter
 from assc.engine import Engine
 from assc.errors import RequestError
 from assc.live import LiveBackend
+from assc.ngram_index import NgramIndex
 from assc.timing import PhaseTimer
 from assc.tiny import tiny_draft, tiny_tokenizer
 

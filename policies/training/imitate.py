@@ -61,7 +61,7 @@ def demonstrations(
         while not backend.done:
             seen = backend.observe(needs)
             action = rule.act(replace(seen, k_max=table.k_max))
-            if not action.rollback:
+            if action.drafter is not None:
                 listed = table.k_values(action.drafter)
                 action = replace(action, k=min(listed, key=lambda k: abs(k - action.k)))
             vectors.append(featurizer(seen))
@@ -85,7 +85,7 @@ def imitate(
     for _ in range(EPOCHS):
         for part in np.array_split(rng.permutation(len(seen)), max(1, len(seen) // BATCH)):
             logits = model.policy.get_distribution(vectors[part]).distribution.logits
-            loss = cross_entropy(logits, labels[part], label_smoothing=SMOOTHING)
+            loss: Any = cross_entropy(logits, labels[part], label_smoothing=SMOOTHING)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
