@@ -45,7 +45,8 @@ def outcomes(ks: NDArray[np.float64], record: RoundRecord) -> NDArray[np.float64
     """
     k, drafted, gain = record.action.k, record.drafted, record.emitted - 1.0
     if drafted < k:
-        return np.minimum(ks, np.array([[gain], [drafted]]))
+        told: NDArray[np.float64] = np.minimum(ks, np.array([[gain], [drafted]]))
+        return told
     if record.finish is None and record.accepted == drafted:
         further = 1.0 - BEYOND ** np.maximum(ks - k, 0.0)
         return np.stack([np.minimum(ks, k) + BEYOND / (1.0 - BEYOND) * further, ks])
