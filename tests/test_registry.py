@@ -111,7 +111,7 @@ WRONG = {
     "linucb:fields=poem": "fields are names joined by +, unknown observation field ['poem']",
     "accept_model:rate=0": "rate in (0, 1]",
     "mdp:gamma=1": "gamma is in [0, 1)",
-    "mdp:every=0": "every and probe are at least 1",
+    "mdp:every=0": "every is at least 1",
 }
 
 
