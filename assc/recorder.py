@@ -24,10 +24,11 @@ from assc.batch import Batch, Row
 from assc.core import ROLLBACK, Action, Request
 from assc.drafters.base import Confidence, Drafter
 from assc.drafters.model import ModelDrafter, confidence
-from assc.drafters.ngram import NgramDrafter, NgramIndex
+from assc.drafters.ngram import NgramDrafter
 from assc.engine import Engine
 from assc.errors import RequestError
 from assc.kv import bucket_length
+from assc.ngram_index import NgramIndex
 from assc.sampling import LogitsChain, widen
 from assc.timing import PhaseTimer
 from assc.trace import FINISHES, DrafterInfo, runs
