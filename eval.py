@@ -27,13 +27,15 @@ def run(config: Config, words: Sequence[str] = ()) -> int:
     `words` is the command line, for the result file.
     """
     check(config)
+    if config.explain:
+        print_definitions()
+        if list(words) == ["--explain"]:
+            return 0
     if config.preset is not None:
         from assc.seed_table import seed_table
 
         return seed_table(config, words)
     job = replay_job(config) if config.backend == "replay" else live_job(config)
-    if config.explain:
-        print_definitions()
     begin_run(config, job)
     try:
         evaluation = play(config, job)

@@ -165,7 +165,7 @@ class Config:
     prometheus: Path | None = None
     """write the health of each policy to this file in Prometheus' text format (needs the extra 'prometheus')"""
     explain: bool = False
-    """print what each number means, and all numbers of each category and temperature"""
+    """print what each number means, first (alone: only that), and all numbers of each category and temperature"""
 
     @property
     def specs(self) -> tuple[str, ...]:

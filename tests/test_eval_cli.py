@@ -42,6 +42,12 @@ def words(workload: Path, *more: object) -> list[str]:
     return [str(word) for word in (*small, *more)]
 
 
+def test_explain_alone_evaluates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert eval_cli.main(["--explain"]) == 0
+    printed = capsys.readouterr().out
+    assert "speedup" in printed and "acceptance_rate" in printed and "same text" not in printed
+
+
 def test_results_table_json_markdown_and_curves(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
