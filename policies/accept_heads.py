@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from assc.core import Observation, RoundRecord
 from assc.steps import StepObservation
@@ -140,3 +141,16 @@ def plain_heads() -> dict[str, Head]:
     heads["judge"][3] = heads["next"][3] = 4.0  # of the log-odds of the token's own probability, which is a quarter
     heads["enter"][0], heads["enter"][10] = -0.9, 0.5
     return heads
+
+
+def sound_heads(value: Any) -> bool:
+    """Whether a saved value has every head, and its numbers."""
+    return (
+        isinstance(value, dict)
+        and {
+            name: len(head)
+            for name, head in value.items()
+            if isinstance(head, list) and all(isinstance(n, int | float) for n in head)
+        }
+        == SIZES
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from assc.registry import register
 from policies import probing
 from policies.arms import LONGEST
 from policies.base import BasePolicy
-from policies.round_costs import Costs, add_round, load_level, prices
+from policies.round_costs import Costs, add_round, load_level, prices, sound_costs, sound_pace
 from policies.vectors import LinearFeatures
 
 START = 1.1
@@ -79,6 +80,7 @@ class AcceptModel(BasePolicy):
     uses: ClassVar[str] = "H, E, N, L, seconds"
     learner: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("models", "buffer", "costs", "pace", "probes", "waited", "fields")
+    checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {"costs": sound_costs, "pace": sound_pace}
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(

@@ -24,6 +24,7 @@ from policies.accept_heads import (
     place_numbers,
     plain_heads,
     round_numbers,
+    sound_heads,
     step_numbers,
 )
 from policies.step_base import BaseStepPolicy
@@ -219,7 +220,7 @@ class AcceptStop(BaseStepPolicy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         heads = state.get("heads")
-        if not isinstance(heads, dict) or {k: len(v) for k, v in heads.items() if isinstance(v, list)} != SIZES:
+        if not sound_heads(heads):
             raise ArtefactError(f"policy {self.spec!r} expects heads of these sizes: {SIZES}")
         if not check_sums(state.get("sums")):
             raise ArtefactError(f"policy {self.spec!r} expects sums of seconds, nine numbers each")

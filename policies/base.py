@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -66,6 +66,8 @@ class BasePolicy:
     example: ClassVar[str] = ""
     per_request: ClassVar[tuple[str, ...]] = ()
     learned: ClassVar[tuple[str, ...]] = ()
+    checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {}
+    """name in `learned` -> whether a saved value of it is sound; types and finite numbers are checked anyway"""
     learner: ClassVar[bool] = False
     """True for a policy that fits to rounds, online or beforehand, what an action is worth"""
     privileged: ClassVar[bool] = False
@@ -128,6 +130,8 @@ class BasePolicy:
             raise ArtefactError(f"policy {self.spec!r} expects the state {sorted(self.learned)}, got {sorted(state)}")
         for name, value in state.items():
             check_value(value, getattr(self, name), f"{name} of policy {self.spec!r}")
+            if name in self.checks and not self.checks[name](value):
+                raise ArtefactError(f"the saved {name} of policy {self.spec!r} are damaged")
         if not hasattr(self, "_initial"):
             self.mark_initial()
         for name, value in state.items():

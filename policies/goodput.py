@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from assc.actions import ActionTable
 from assc.core import Action, Observation, RoundRecord
 from assc.registry import register
 from policies.base import BasePolicy
-from policies.round_costs import Costs, add_round, load_level, prices
+from policies.round_costs import Costs, add_round, load_level, prices, sound_costs
 
 PRIOR = 0.75
 """acceptance of a position nobody has seen, worth one round"""
@@ -40,6 +41,7 @@ class Goodput(BasePolicy):
 
     uses: ClassVar[str] = "H, seconds, L"
     learned: ClassVar[tuple[str, ...]] = ("history", "costs")
+    checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {"costs": sound_costs}
     per_request: ClassVar[tuple[str, ...]] = ("idle", "level")
 
     def __init__(self, window: int = 32, k_max: int = 0, probe: int = 8, drafter: str | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from policies import probing
 from policies.base import BasePolicy, drafting
 from policies.ridge import Ridges
 from policies.rng import NormalStream, seed_state
-from policies.round_costs import Costs, add_round, load_level, price_list
+from policies.round_costs import Costs, add_round, load_level, price_list, sound_costs, sound_pace
 from policies.vectors import LinearFeatures
 
 SPREAD = 0.5
@@ -56,6 +56,7 @@ class LinearBandit(BasePolicy):
 
     learner: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("ridges", "costs", "pace", "probes", "rng")
+    checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {"costs": sound_costs, "pace": sound_pace}
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from assc.observe import EMA_DECAY, EMA_START
 from assc.registry import register
 from policies import probing
 from policies.base import BasePolicy
-from policies.round_costs import Costs, add_round, prices
+from policies.round_costs import Costs, add_round, prices, sound_costs
 
 ENTROPY_EDGES = (0.5, 1.5, 3.0)
 """nats of the target's entropy at the last committed token; one more bin where it is unknown"""
@@ -90,6 +90,10 @@ class Mdp(BasePolicy):
         *("reached", "passed", "entropy_moves", "position_moves", "ema_moves"),
         *("costs", "pace", "plan", "probes", "rounds"),
     )
+    checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
+        "costs": sound_costs,
+        "pace": lambda pace: len(pace) == 2 and min(pace) >= 0,
+    }
     per_request: ClassVar[tuple[str, ...]] = ("ema", "seen", "pending")
 
     def __init__(

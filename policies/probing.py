@@ -73,6 +73,7 @@ def check_probes(state: Any, owner: str) -> None:
         good = set(state) == {"credit", "again", "idle", "better"} and isinstance(state["again"], str)
         numbers = [state["credit"], *state["idle"].values(), *state["better"].values()]
         good = good and all(isinstance(v, int | float) and math.isfinite(v) for v in numbers)
+        good = good and all(v >= 0 for v in (*state["idle"].values(), *state["better"].values()))
     except (KeyError, TypeError, AttributeError):
         good = False
     if not good:

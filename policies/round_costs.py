@@ -122,3 +122,20 @@ def _drafting(rows: Any, drafter: str | None, slope: float, plain: float, c: flo
     if not forwards and is_lookup(drafter):
         return seconds / calls if calls else 0.0, slope
     return 0.0, slope + (seconds + c * plain) / (forwards + 1.0)
+
+
+def sound_costs(value: Any) -> bool:
+    """Whether a saved value is what `add_round` makes."""
+    if not isinstance(value, dict) or not all(key.isdigit() and isinstance(r, dict) for key, r in value.items()):
+        return False
+    rows = [(n, len(row) if isinstance(row, list) else 0, row) for r in value.values() for n, row in r.items()]
+    sized = all(VERIFY in r for r in value.values()) and all(size == (5 if n == VERIFY else 3) for n, size, _ in rows)
+    return sized and all(isinstance(v, int | float) and v >= 0 for _, _, row in rows for v in row)
+
+
+def sound_pace(value: Any) -> bool:
+    """Whether a saved value is discounted [tokens, seconds] per level of load."""
+    return isinstance(value, dict) and all(
+        key.isdigit() and isinstance(r, list) and len(r) == 2 and all(isinstance(v, int | float) and v >= 0 for v in r)
+        for key, r in value.items()
+    )

@@ -27,8 +27,11 @@ Sums = dict[str, list[float]]
 """what was measured -> the upper triangle of Σ x xᵀ (6 numbers), then Σ x·seconds (3)"""
 TARGET = "target"
 _I, _J = np.triu_indices(3)
-PARTS = [[0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]]
+PARTS = [[0, 1, 2], [0, 1], [0, 2], [0], [1, 2], [1], [2]]
 """subsets of the coefficients that may be above 0"""
+WITH_PLAIN = PARTS[:4]
+LEAST = 0.1
+"""of the mean seconds of a round outside drafting: a plain step takes that at least"""
 
 
 def add_round(sums: Sums, record: RoundRecord) -> bool:
@@ -59,12 +62,16 @@ def rescaled(sums: Sums, key: str | None, factor: float) -> None:
 def fitted(sums: Sums, key: str, prior: Sequence[float] | None) -> tuple[float, float, float]:
     """The three coefficients, none below 0; without a `prior` it is the mean of all seconds, 1 before there are any.
 
+    Without a `prior` the first coefficient, a plain step, is above 0: others are reckoned in shares of it.
+
     >>> fitted({}, "model", (0.0, 0.1, 0.0))
     (0.0, 0.1, 0.0)
     """
     own = sums.get(key)
+    parts, least = PARTS, 0.0
     if prior is None:
-        prior = (1.0 if own is None else own[6] / own[0], 0.0, 0.0)
+        mean = own[6] / own[0] if own is not None and own[6] > 0.0 else 1.0
+        prior, parts, least = (mean, 0.0, 0.0), WITH_PLAIN, LEAST * mean
     if own is None:
         return prior[0], prior[1], prior[2]
     a = np.zeros((3, 3))
@@ -72,15 +79,18 @@ def fitted(sums: Sums, key: str, prior: Sequence[float] | None) -> tuple[float, 
     a += RIDGE * np.eye(3)
     b = np.array(own[6:]) + RIDGE * np.array(prior)
     best, found = 0.0, [0.0, 0.0, 0.0]
-    for part in PARTS:  # the least squares without negative coefficients: of all subsets that have none, the best
+    for part in parts:  # the least squares without negative coefficients: of all subsets that have none, the best
         x = np.linalg.solve(a[np.ix_(part, part)], b[part])
         if (x >= 0.0).all() and float(b[part] @ x) > best:
             best, found = float(b[part] @ x), [0.0, 0.0, 0.0]
             for i, value in zip(part, x.tolist(), strict=True):
                 found[i] = value
-    return found[0], found[1], found[2]
+    return max(found[0], least), found[1], found[2]
 
 
 def check_sums(value: Any) -> bool:
     """Whether a saved value is what `add_round` makes."""
-    return isinstance(value, dict) and all(isinstance(v, list) and len(v) == 9 for v in value.values())
+    return isinstance(value, dict) and all(
+        isinstance(v, list) and len(v) == 9 and all(isinstance(n, int | float) for n in v) and v[0] > 0.0
+        for v in value.values()
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from assc.actions import ActionTable
@@ -14,7 +14,7 @@ from assc.registry import register
 from policies import probing
 from policies.base import BasePolicy
 from policies.rng import InverseNormals, seed_state
-from policies.round_costs import Costs, add_round, load_level, prices
+from policies.round_costs import Costs, add_round, load_level, prices, sound_costs, sound_pace
 
 PRIOR = 0.75
 """acceptance of a position before anything is known, worth one token"""
@@ -74,6 +74,7 @@ class Survival(BasePolicy):
     uses: ClassVar[str] = "H, N, L, seconds"
     learner: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("counts", "costs", "pace", "probes", "rng")
+    checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {"costs": sound_costs, "pace": sound_pace}
     per_request: ClassVar[tuple[str, ...]] = ("level",)
 
     def __init__(

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +14,16 @@ from test_policies import backend, observation
 from tiny_traces import COSTS, tiny_engine, tiny_trace
 
 from assc.actions import ActionTable
-from assc.core import Action, Observation, RoundRecord
+from assc.core import ROLLBACK, Action, Observation, RoundRecord
 from assc.costs_io import CostFile, write_costs
-from assc.errors import AsscError, RequestError
+from assc.errors import ArtefactError, AsscError, RequestError
 from assc.live import LiveBackend
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.run import run_request
 from assc.steps import Decision, StepObservation
 from assc.trace_io import write_trace
-from policies.accept_heads import ROUND, STEP, Hits, chance, logistic, lookup_numbers
+from policies.accept_heads import ROUND, SIZES, STEP, Hits, chance, logistic, lookup_numbers
 from policies.accept_stop import AcceptStop
 from policies.artefact import load_artefact, read_artefact
 from policies.step_costs import TARGET, Sums, add_round, fitted, rescaled
@@ -274,3 +275,35 @@ def test_a_resumed_fit_equals_one_that_never_stopped(
     assert train(config(files, cut, total_timesteps=70)) == 0
     assert train(config(files, None, total_timesteps=150, resume=cut)) == 0
     assert read_artefact(whole / "policy.zip").state == read_artefact(cut / "policy.zip").state
+
+
+@pytest.mark.parametrize("setting", ["modelled", "fitted"])
+def test_odd_seconds_leave_a_plain_step_that_costs_something(setting: str) -> None:
+    """Seconds in proportion to the tokens verified: least squares without negative coefficients drops the intercept."""
+    policy = make_policy(f"accept_stop:seconds={setting}")
+    policy.begin(ActionTable.build(["model", "ngram"], range(1, 17)))
+    seen = Observation(9, 3, 50, 16, 0.0, (), 0.05, ngram_match=0, committed=(1, 2, 3))
+    policy.act(seen)
+    for i, (k, s) in enumerate([(8, 0.9), (4, 0.4), (2, 0.2)]):
+        policy.update(RoundRecord(i, 9 + i, Action("ngram", k), k, 0, 1, (), s, 0.0, s))
+    policy.begin(policy.table)
+    policy.act(seen)
+    assert fitted(policy.sums, TARGET, None)[0] >= 0.04  # type: ignore[attr-defined]
+    for seconds in (1e-9, 1e9):
+        policy.update(RoundRecord(3, 20, ROLLBACK, 0, 0, 1, (), seconds, 0.0, seconds))
+        policy.begin(policy.table)
+        policy.act(seen)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sums": {"target": [0] * 9}},
+        {"sums": {"target": ["x"] * 9}},
+        {"heads": {name: ["x"] * size for name, size in SIZES.items()}},
+    ],
+)
+def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
+    policy = make_policy("accept_stop")
+    with pytest.raises(ArtefactError):
+        policy.load_state_dict(policy.state_dict() | damage)

@@ -733,3 +733,26 @@ def test_a_saved_learner_goes_on_where_it_was(spec: str, tmp_path: Path) -> None
     loaded.reset()
     assert play(loaded, fake_requests(4, seed=8)) == expected
     assert make_policy(f"guard({path})").needs == learner.needs
+
+
+@pytest.mark.parametrize(
+    ("spec", "damage"),
+    [
+        ("survival", {"pace": "x"}),
+        ("survival", {"pace": {"16": [1.0]}}),
+        ("survival", {"costs": [1]}),
+        ("survival", {"costs": {"16": {"verify": [1.0]}}}),
+        ("survival", {"probes": {"credit": 0.0, "again": "", "idle": {"model": -1e308}, "better": {}}}),
+        ("linucb", {"pace": [1]}),
+        ("linucb", {"costs": "q"}),
+        ("linucb", {"costs": {"16": {}}}),
+        ("accept_model", {"costs": {"x": {"verify": [1.0] * 5}}}),
+        ("mdp", {"pace": [1.0]}),
+        ("goodput", {"costs": {"16": {"verify": [-1.0] * 5}}}),
+    ],
+)
+def test_damaged_seconds_are_refused_in_one_sentence(spec: str, damage: dict[str, Any]) -> None:
+    policy = make_policy(spec)
+    policy.begin(ActionTable.build(["model"], [1, 2]))
+    with pytest.raises(ArtefactError):
+        policy.load_state_dict(policy.state_dict() | damage)
