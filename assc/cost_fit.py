@@ -22,6 +22,8 @@ CURVE_SAMPLES = 4
 """samples that a width needs to be a knot of the curve"""
 OUTLIER = 4.0
 """samples further than this many median deviations from the fit are left out"""
+PLAIN_SHARE = 0.5
+"""of the measured seconds of a plain step, which the forward must be given at least; the rest may be committing"""
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,25 @@ def fit_samples(samples: Sequence[Sample], drafters: Sequence[str]) -> Calibrati
 
 
 def _target(samples: Sequence[Sample]) -> tuple[CostModel, dict[str, float]]:
-    """The target's coefficients: the line with its tiles, and the curve through the widths if the line will not do."""
+    """The target's coefficients: the line with its tiles, and the curve through the widths if the line will not do.
+
+    A plain step always commits one token, so few or noisy samples may give all of its seconds to `per_emitted`, and a
+    target step that costs nothing makes c infinite. Then what a committed token costs is not fitted.
+    """
+    plain = [s for s in samples if not s.record.drafted]
+    model, residuals = _fitted_target(samples, commits=True)
+    if plain:
+        slots = float(np.median([s.slots for s in plain]))
+        if model.verify(0, slots) < PLAIN_SHARE * float(np.median([s.record.verify_seconds for s in plain])):
+            model, residuals = _fitted_target(samples, commits=False)
+    return model, residuals
+
+
+def _fitted_target(samples: Sequence[Sample], *, commits: bool) -> tuple[CostModel, dict[str, float]]:
     seconds = np.array([s.record.verify_seconds for s in samples])
     width = np.array([s.record.drafted + 1.0 for s in samples])
     slots = np.array([s.slots for s in samples], np.float64)
-    rest = [np.array([s.record.emitted for s in samples], np.float64)]
+    rest = [np.array([float(s.record.emitted) if commits else 0.0 for s in samples])]
     rest += [slots] if len(set(slots.tolist())) > 1 else []
     line = [np.ones(len(samples)), width, (width - 1) // TILE]
     (fixed, per_token, per_tile, per_emitted, *per_slot), errors, kept = _relative_nnls([*line, *rest], seconds)
@@ -83,6 +99,7 @@ def _target(samples: Sequence[Sample]) -> tuple[CostModel, dict[str, float]]:
     hats = [np.interp(width, knots, np.arange(len(knots)) == i) for i in range(len(knots))]
     coefficients, errors, kept = _relative_nnls([*hats, *rest], seconds)
     at, (per_emitted, *per_slot) = coefficients[: len(knots)], coefficients[len(knots) :]
+    at = [max(value, 1e-9) for value in at]
     curve = tuple((int(w), value - model.forward(w)) for w, value in zip(knots, at, strict=True))
     model = replace(model, target_curve=curve, per_emitted=per_emitted, target_per_kv=per_slot[0] if per_slot else 0.0)
     return model, {"verify": _rms(errors[kept]), "verify, a line instead": residuals["verify"]}

@@ -192,3 +192,29 @@ def test_roofline_profiles_are_plausible_and_labelled(tmp_path: Path, capsys: py
     assert main(["roofline", "--device", "abacus"]) == 2
     assert main(["roofline", "--dtype", "int3"]) == 2
     capsys.readouterr()
+
+
+def test_a_target_step_is_never_free() -> None:
+    """Seconds in proportion to what was committed: all of them could be the committing, and c infinite."""
+    samples = []
+    for i in range(40):
+        drafted = (0, 1, 2, 4)[i % 4]
+        accepted = min(drafted, i % 3)
+        seconds = 0.01 * (accepted + 1)
+        action = Action("model" if drafted else None, drafted)
+        record = RoundRecord(
+            i,
+            i,
+            action,
+            drafted,
+            accepted,
+            accepted + 1,
+            (),
+            seconds + 0.001 * drafted,
+            0.001 * drafted,
+            seconds,
+            draft_steps=drafted,
+        )
+        samples.append(Sample(record, 256))
+    model = fit_samples(samples, ["model"]).model
+    assert model.verify(0, 256) > 0.005 and 0 < model.cost_ratio("model") < 1
