@@ -82,6 +82,12 @@ def write_costs(run_dir: Path, costs: CostModel) -> None:
     write_json(run_dir / COSTS_FILE, costs.to_json())
 
 
+def costs_changed(config: TrainConfig, run_dir: Path) -> bool:
+    """Whether a run on the package's cost model began with another one than the package has now."""
+    kept = run_dir / COSTS_FILE
+    return config.cost is None and kept.is_file() and read_costs(kept).model != shipped_costs()
+
+
 def files_of(config: TrainConfig) -> dict[str, str | Path | None]:
     """Name and path of everything that a run reads, for its manifest."""
     if config.backend == "replay":
