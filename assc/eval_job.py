@@ -16,7 +16,7 @@ from assc.eval_config import TUNED, Config, without_alias
 from assc.evaluate import Policies, evaluate
 from assc.leakage import Leak, TrainedOn, check_leaks, leaked_counts, policy_leaks, told
 from assc.oracle import Ladder
-from assc.registry import make_policy
+from assc.registry import artefacts_in, make_policy
 from assc.results import Evaluation, EvaluationInterrupted, unique_labels
 from assc.rounds_json import EntropiesOf, KeptRounds, TextOf, spread
 from assc.rule_tuning import grid_of, is_tuned_rule
@@ -110,12 +110,17 @@ def listed_policies(config: Config, seed: int | None = None) -> Listed:
 
 
 def saved_files(config: Config) -> dict[str, str]:
-    """Label (and seed, in a folder of seeds) -> file of every saved policy."""
+    """Label (and seed, in a folder of seeds; and file, where there are several) -> file of every saved policy.
+
+    Also of those inside other policies, `guard(policy.zip)`.
+    """
     found: dict[str, str] = {}
     for label in config.specs:
-        files = {seed: policy_spec(label, seed) for seed in config.policy_seeds or (None,)}
-        several = len(set(files.values())) > 1
-        found |= {f"{label} seed {s}" if several else label: f for s, f in files.items() if f.endswith(".zip")}
+        specs = {seed: policy_spec(label, seed) for seed in config.policy_seeds or (None,)}
+        several = len(set(specs.values())) > 1
+        for seed, spec in specs.items():
+            name, files = f"{label} seed {seed}" if several else label, artefacts_in(spec)
+            found |= {name if len(files) == 1 else f"{name} {file}": file for file in files}
     return found
 
 
@@ -169,7 +174,8 @@ def remarks(config: Config, policies: Sequence[tuple[str, Policy]], backend: Bac
 
 
 def _is_saved(config: Config, label: str) -> bool:
-    return policy_spec(label, next(iter(config.policy_seeds), None)).endswith(".zip")
+    """Whether a row plays a saved policy, alone or inside another one."""
+    return bool(artefacts_in(policy_spec(label, next(iter(config.policy_seeds), None))))
 
 
 def play(config: Config, job: Job) -> Evaluation:

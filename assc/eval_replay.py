@@ -36,13 +36,13 @@ def _refuse_unknown(trace: Trace, column: str, what: str, asked: Sequence[Any]) 
             raise TraceError(f"{trace.name} has no {what} {value!r}, only {', '.join(map(repr, known))}")
 
 
-def _rows(config: Config, trace: Trace) -> list[int]:
-    """The requests to play: all that fit, or a balanced choice."""
+def _rows(config: Config, trace: Trace, choice: int) -> list[int]:
+    """The requests to play: all that fit, or the balanced choice of the seed `choice`."""
     _refuse_unknown(trace, "category", "category", config.categories)
     _refuse_unknown(trace, "temperature", "temperature", config.temperatures)
     split = None if config.split == "all" else config.split
     rows = trace.where(split=split, categories=config.categories, temperatures=config.temperatures)
-    return balanced_rows(trace, rows, config.replay.requests, config.seed) if config.replay.requests else rows
+    return balanced_rows(trace, rows, config.replay.requests, choice) if config.replay.requests else rows
 
 
 def _train_rows(config: Config, trace: Trace) -> list[int]:
@@ -114,15 +114,18 @@ def trace_of(config: Config) -> Trace:
     return read_trace(traces) if traces is not None else shipped_trace()
 
 
-def replay_job(config: Config, costs: CostFile | None = None) -> Job:
-    """Read the trace and compute the ladder for the chosen requests. `costs` replace those of the configuration."""
+def replay_job(config: Config, costs: CostFile | None = None, *, choice: int | None = None) -> Job:
+    """Read the trace and compute the ladder for the chosen requests. `costs` replace those of the configuration.
+
+    `choice`: seed of the choice of requests where not all are played; default: `--seed`, as of everything else.
+    """
     options = config.replay
     listed = {seed: listed_policies(config, seed) for seed in options.policy_seeds or (None,)}
     trace = trace_of(config)
     if costs is None:
         costs = read_costs(options.cost) if options.cost is not None else shipped_cost_file()
     backend = ReplayBackend(trace, costs.model, approximate=options.approximate, chunks=options.chunks)
-    rows, train = _rows(config, trace), _train_rows(config, trace)
+    rows, train = _rows(config, trace, config.seed if choice is None else choice), _train_rows(config, trace)
     requests = _requests(config, trace, rows)
     flat = FlatTrace(
         trace,

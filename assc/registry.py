@@ -131,6 +131,21 @@ def _take_inner(spec: str) -> tuple[str, str | None]:
     )
 
 
+def artefacts_in(spec: str) -> tuple[str, ...]:
+    """Paths of the saved policies that a spec reads: itself, or those inside it. An unreadable spec names none.
+
+    >>> artefacts_in("runs/a.zip"), artefacts_in("guard(guard(a.zip):span=8)"), artefacts_in("guard(assc)")
+    (('runs/a.zip',), ('a.zip',), ())
+    """
+    if spec.endswith(".zip"):
+        return (spec,)
+    try:
+        _, values = parse_spec(spec)
+    except SpecError:
+        return ()
+    return tuple(dict.fromkeys(path for value in values.values() for path in artefacts_in(value)))
+
+
 def _convert(spec: str, key: str, raw: str, parameter: inspect.Parameter) -> Any:
     """Turn raw text into the type of the parameter's default (int, float, bool, str)."""
     kind = (

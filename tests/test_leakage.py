@@ -147,6 +147,12 @@ def test_unknown_training_prompts_and_another_mode_are_told(
     assert "silent.zip does not say what it was trained on" in printed
     assert "silent.zip was trained in mode gumbel, this evaluation is in mode greedy" in printed
     assert "silent.zip was trained at c = 0.500, this evaluation is at c = 0.080" in printed
+    out, inside = tmp_path / "out.json", f"guard({silent})"
+    assert eval_cli.main(["--backend", "replay", *files, "--policies", "ar", inside, "--json", str(out)]) == 0
+    meta = json.loads(out.read_text())["meta"]
+    unknown = {"label": inside, "how": "unknown", "prompts": None, "leaked_requests": None}
+    assert meta["leakage"]["policies"] == [unknown]
+    assert f"{inside} does not say what it was trained on, so leakage cannot be excluded" in meta["notes"]
 
 
 def test_prompts_are_found_by_content_or_by_id_within_a_workload() -> None:

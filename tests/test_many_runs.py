@@ -17,12 +17,14 @@ from assc.costs_io import CostFile, write_costs
 from assc.errors import AsscError, RequestError, SpecError
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.trace_io import read_trace, write_trace
+from assc.trace_rules import balanced_rows
 from policies.training import seeds as seeds_module
 from policies.training.config import TrainConfig
 from policies.training.job import train
 from policies.training.sb3 import Rollout, learner_settings
 from policies.training.seeds import over_seeds, summarise, train_seeds
 from policies.training.settings import SETTABLE, SPACES, parse_settings
+from policies.training.setup import live_problem
 from policies.training.sweep import inner_split, set_aside
 
 
@@ -164,6 +166,25 @@ def test_seeds_in_processes_equal_single_runs_and_are_summarised(
     (folder / "seed-3" / "eval.json").unlink()
     assert train_policy.main(["--resume", str(folder)]) == 0
     assert started == [3], "finished seeds are not played again"
+
+
+def test_every_seed_is_compared_on_the_same_requests(files: tuple[str, ...], tmp_path: Path) -> None:
+    """As a choice of fewer by another seed would show, and live as on a trace."""
+    compared = {}
+    for seed in (0, 3):
+        assert train(config(files, seed=seed, eval_requests=2, run_dir=tmp_path / str(seed))) == 0
+        result = json.loads((tmp_path / str(seed) / "eval.json").read_text())
+        compared[seed] = [sorted(r["id"] for r in detail["requests"]) for detail in result["details"]]
+    assert compared[0] == compared[3]
+    trace = read_trace(files[1])
+    other = balanced_rows(trace, trace.where(split="held-out"), 2, 3)
+    assert sorted(r.id for r in trace.requests(other)) not in compared[3], "seed 3 would choose others"
+
+    live: dict[str, Any] = {"backend": "live", "pair": "tiny", "traces": None, "eval_requests": 3, "max_new_tokens": 8}
+    problems = [live_problem(config(files, seed=seed, **live), tune_requests=2) for seed in (0, 3)]
+    for name in ("held_out", "tune"):
+        first, second = ([r.id for r in getattr(problem, name)] for problem in problems)
+        assert first == second and len(first) in (2, 3)
 
 
 def test_interval_over_seeds_is_students() -> None:

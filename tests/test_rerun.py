@@ -16,14 +16,17 @@ import eval as eval_cli
 import train_policy
 from assc import rerun as rerun_module
 from assc.__main__ import main
+from assc.actions import ActionTable
 from assc.costs_io import CostFile, write_costs
 from assc.eval_config import Config
 from assc.manifest import MANIFEST, PACKAGED, data_of, read_manifest, words_of
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.record import Config as RecordConfig
+from assc.registry import make_policy
 from assc.rerun import command_line
 from assc.rerun_compare import compare_evaluations, compare_folders, compare_runs, compare_traces, first_difference
 from assc.trace_io import write_trace
+from policies.artefact import save_policy
 from policies.training.config import TrainConfig
 
 
@@ -171,6 +174,20 @@ def test_changed_data_is_refused(files: list[str], tmp_path: Path, capsys: pytes
     (tmp_path / "trace.npz").unlink()
     assert main(["rerun", str(run)]) == 2
     assert "trace.npz is not here (the run was started in" in capsys.readouterr().err
+
+
+def test_a_changed_artefact_inside_another_policy_is_refused(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = ActionTable.build(["model", "ngram"], (1, 2, 4))
+    inside = save_policy(tmp_path / "inside.zip", make_policy("bandit:ucb"), table=table)
+    label, run = f"guard(guard({inside}):span=9)", tmp_path / "run"
+    words = ["--backend", "replay", *files, "--policies", "ar", label, "--run-dir", str(run)]
+    assert eval_cli.main(words) == 0
+    assert read_manifest(run)["data"][label]["path"] == str(inside)
+    save_policy(inside, make_policy("bandit:ts"), table=table)
+    assert main(["rerun", str(run)]) == 2
+    assert "inside.zip has changed since the run" in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_refused(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from tiny_traces import COSTS, tiny_engine, tiny_trace
 
 import train_policy
 from assc import live_check as checking
+from assc import rerun
 from assc.__main__ import main
 from assc.costs_io import CostFile, write_costs
 from assc.errors import AsscError
@@ -64,12 +65,8 @@ class Killed(Exception):
     """Stands for kill -9: nothing after it runs."""
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_b04_a_killed_run_goes_on_as_if_it_had_never_stopped(
-    algo: str, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert train(config(files, whole, algo=algo, seed=3)) == 0
+def killed(given: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train until more than 150 rounds have been played."""
     step, played = ReplayLanes.step, 0
 
     def deadly(lanes: ReplayLanes, actions: Any) -> Any:
@@ -82,11 +79,43 @@ def test_b04_a_killed_run_goes_on_as_if_it_had_never_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(ReplayLanes, "step", deadly)
         with pytest.raises(Killed):
-            train(config(files, cut, algo=algo, seed=3))
+            train(given)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_b04_a_killed_run_goes_on_as_if_it_had_never_stopped(
+    algo: str, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train(config(files, whole, algo=algo, seed=3)) == 0
+    killed(config(files, cut, algo=algo, seed=3), monkeypatch)
     assert 0 < read_checkpoint(cut).steps < 256 and not (cut / "policy.zip").exists()
     assert train(config(files, None, algo=algo, seed=3, resume=cut)) == 0
     assert read_checkpoint(cut).steps == read_checkpoint(whole).steps
     assert weights(cut) == weights(whole)
+
+
+def test_a_resumed_run_names_the_costs_that_it_began_with(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not its own copy of them: else the repeated run, which was never stopped, would differ in that name."""
+    cut, package = tmp_path / "cut", CostFile(MARKOV_COSTS, pair="markov")
+    for place in ("assc.shipped", "assc.eval_replay"):
+        monkeypatch.setattr(f"{place}.shipped_cost_file", lambda: package)
+    options: dict[str, Any] = {"algo": "a2c", "cost": None, "eval_requests": 2}
+    killed(config(files, cut, **options), monkeypatch)
+    assert (cut / "costs.json").is_file()
+    assert train(config(files, None, resume=cut, **options)) == 0
+    assert "--cost" not in capsys.readouterr().out.partition("Next:")[2]
+    assert json.loads((cut / "eval.json").read_text())["meta"]["cost_file"]["name"] == "the package's"
+    monkeypatch.setattr(rerun, "start", lambda words: train_policy.main(words[2:]))
+    assert main(["rerun", str(cut)]) == 0
+    assert "bit for bit" in capsys.readouterr().out
+
+    package = CostFile(replace(MARKOV_COSTS, target_fixed=1.0))  # a later version of the package
+    assert train(config(files, None, resume=cut, **{**options, "total_timesteps": 320})) == 0
+    assert "is not the one that the package has now: the run keeps its own" in capsys.readouterr().out
+    assert json.loads((cut / "eval.json").read_text())["meta"]["cost_file"]["name"] == str(cut / "costs.json")
 
 
 def test_b12_equal_seeds_give_equal_policies(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ class TrainConfig:
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default: replay 40,960, live 256."""
     eval_requests: int | None = None
-    """Held-out requests of the comparison afterwards; 0 skips it. Default: replay all, live 16."""
+    """Held-out requests of the comparison afterwards, the same for every seed; 0 skips it. Default: replay all, live
+    16."""
     eval_max_new_tokens: int = 48
     """live: tokens per request of the comparison."""
     live_check: bool = False

@@ -34,7 +34,15 @@ from policies.training.online import OnlineRun
 from policies.training.progress import draw_progress, log_held_out
 from policies.training.report import EVAL_FILE, check_live, compare
 from policies.training.sb3 import Sb3Run, rollout_of
-from policies.training.setup import COSTS_FILE, Problem, files_of, live_problem, replay_problem, write_costs
+from policies.training.setup import (
+    COSTS_FILE,
+    Problem,
+    costs_changed,
+    files_of,
+    live_problem,
+    replay_problem,
+    write_costs,
+)
 
 POLICY_FILE = "policy.zip"
 INTERRUPTED = 130
@@ -50,10 +58,11 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
     trained = checkpoint is not None and _trained(config, run_dir, checkpoint)
     if trained and is_finished(config, run_dir):
         return 0
-    if config.resume is not None and config.cost is None and (run_dir / COSTS_FILE).is_file():
+    if config.resume is not None and config.backend == "replay" and costs_changed(config, run_dir):
         config = replace(config, cost=run_dir / COSTS_FILE)
+        say(f"The cost model of {run_dir} is not the one that the package has now: the run keeps its own.")
     if problem is None:
-        problem = _problem(config)
+        problem = _problem(config, run_dir)
     if config.eval_requests != 0:
         check_apart(problem.train, problem.held_out, problem.workload_hash)
     if not trained and not _learned(config, problem, run_dir, checkpoint):
@@ -123,11 +132,13 @@ def _trained(config: TrainConfig, run_dir: Path, checkpoint: Checkpoint) -> bool
     return True
 
 
-def _problem(config: TrainConfig) -> Problem:
-    """What to play on, read or loaded."""
+def _problem(config: TrainConfig, run_dir: Path) -> Problem:
+    """What to play on, read or loaded. A resumed live run keeps the costs that were fitted when it began."""
     if config.backend == "replay":
         say(f"Reading {config.traces or 'the packaged trace'} (modelled seconds, no model is needed) …")
         return replay_problem(config)
+    if config.resume is not None and config.cost is None and (run_dir / COSTS_FILE).is_file():
+        config = replace(config, cost=run_dir / COSTS_FILE)
     say(f"Loading {config.target or config.pair} and workload {config.workload} ({config.time_source} seconds) …")
     return live_problem(config, tune_requests=0 if config.eval_requests == 0 else TUNE_REQUESTS)
 

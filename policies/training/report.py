@@ -19,7 +19,7 @@ from assc.sources import availability
 from assc.tables import print_evaluation
 from assc.tuning import static_spec, tune_static
 from policies.training.config import TrainConfig
-from policies.training.setup import Problem
+from policies.training.setup import CHOICE_SEED, Problem
 
 EVAL_FILE = "eval.json"
 LIVE_FILE = "live.json"
@@ -54,7 +54,7 @@ def compare_on_trace(config: TrainConfig, run_dir: Path, trained: Path) -> Evalu
         seed=config.seed,
         rounds=SHOWN_REQUESTS,
     )
-    job = replay_job(job_config)
+    job = replay_job(job_config, choice=CHOICE_SEED)
     evaluation = play(job_config, job)
     evaluation.meta["trained"] = str(trained)
     evaluation.kept = job.keep(SHOWN_REQUESTS)

@@ -29,6 +29,8 @@ from policies.training.config import LIVE_EVAL_REQUESTS, TrainConfig
 from policies.training.play import LanesPlay, Play, SinglePlay, StepPlay
 
 COSTS_FILE = "costs.json"
+CHOICE_SEED = 0
+"""of the choice of held-out requests where not all are compared: the same whatever the seed of the training"""
 PEEKED_FIELDS = ("draft_entropy", "draft_top1")
 
 
@@ -80,6 +82,12 @@ def write_costs(run_dir: Path, costs: CostModel) -> None:
     write_json(run_dir / COSTS_FILE, costs.to_json())
 
 
+def costs_changed(config: TrainConfig, run_dir: Path) -> bool:
+    """Whether a run on the package's cost model began with another one than the package has now."""
+    kept = run_dir / COSTS_FILE
+    return config.cost is None and kept.is_file() and read_costs(kept).model != shipped_costs()
+
+
 def files_of(config: TrainConfig) -> dict[str, str | Path | None]:
     """Name and path of everything that a run reads, for its manifest."""
     if config.backend == "replay":
@@ -101,7 +109,7 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
     costs = read_costs(config.cost).model if config.cost is not None else None
     train, held_out = load_workload(config.workload, "train"), load_workload(config.workload, "held-out")
     compared = LIVE_EVAL_REQUESTS if config.eval_requests is None else config.eval_requests
-    select(held_out, max(1, compared), config.seed)  # too many are refused before the models are loaded
+    select(held_out, max(1, compared), CHOICE_SEED)  # too many are refused before the models are loaded
     pair = load_chosen(config)
     backend = LiveBackend.from_pair(
         pair,
@@ -121,7 +129,7 @@ def live_problem(config: TrainConfig, *, tune_requests: int) -> Problem:
         return fitting(made, backend.engine.target.max_positions)
 
     def some(prompts: Sequence[Prompt], n: int) -> list[Request]:
-        balanced = select(prompts, len(prompts), config.seed)
+        balanced = select(prompts, len(prompts), CHOICE_SEED)
         return requests(balanced, config.eval_max_new_tokens)[:n]
 
     return Problem(
@@ -145,7 +153,7 @@ def replay_problem(config: TrainConfig) -> Problem:
     costs = shipped_costs() if config.cost is None else read_costs(config.cost).model
     backend, held_out = ReplayBackend(trace, costs), trace.where(split="held-out")
     if config.eval_requests:
-        balanced_rows(trace, held_out, config.eval_requests, config.seed)  # too many are refused before the training
+        balanced_rows(trace, held_out, config.eval_requests, CHOICE_SEED)  # too many are refused before the training
     return Problem(
         backend=backend,
         eval_backend=backend,
