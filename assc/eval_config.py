@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from assc.errors import AsscError, RequestError
 from assc.files import check_writable
 from assc.groups import check_chunks, check_k_max
 from assc.manifest import check_free
+from assc.policy_files import without_alias
 from assc.prometheus import require_prometheus
 
 Backend = Literal["live", "replay"]
@@ -25,16 +25,6 @@ TUNED = "static:tuned"
 PLAIN = "ar"
 NONE = "none"
 """--against of nobody"""
-
-
-def without_alias(spec: str) -> str:
-    """The spec of a row: `static:4@b` is `static:4` under a name of its own.
-
-    >>> without_alias("static:4@b"), without_alias("runs/a@b/policy.zip")
-    ('static:4', 'runs/a@b/policy.zip')
-    """
-    found = re.fullmatch(r"(.+)@[\w-]+", spec)
-    return found[1].strip() if found else spec
 
 
 @dataclass(frozen=True)
@@ -80,9 +70,10 @@ class Config:
     """Options of eval.py. What is not given takes the default of the backend."""
 
     policies: tuple[str, ...] = ("ar", "static:4", "assc", "bandit:ucb")
-    """spec strings (name, name:value, name:key=value,...), saved .zip files, static:tuned (the static action that is
-    best on train requests), NAME:tuned (replay only: a rule with its best parameters on train requests) or oracle
-    (replay only), in the order of the rows; SPEC@NAME is the same policy once more"""
+    """spec strings (name, name:value, name:key=value,...), saved .zip files or the run directories they are in,
+    static:tuned (the static action that is best on train requests), NAME:tuned (replay only: a rule with its best
+    parameters on train requests) or oracle (replay only), in the order of the rows; SPEC@NAME is the same policy once
+    more"""
     preset: Literal["seed-table"] | None = None
     """seed-table: static K = 2, 5, 8 and assc beside the figures this project starts from, live and modelled; with
     --backend replay the modelled parts alone"""

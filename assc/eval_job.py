@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from assc.cli import say
 from assc.core import Backend, Policy, Request
-from assc.errors import ArtefactError
-from assc.eval_config import TUNED, Config, without_alias
+from assc.eval_config import TUNED, Config
 from assc.evaluate import Policies, evaluate
 from assc.leakage import Leak, TrainedOn, check_leaks, leaked_counts, policy_leaks, told
 from assc.oracle import Ladder
+from assc.policy_files import saved_spec, without_alias
 from assc.registry import artefacts_in, make_policy
 from assc.results import Evaluation, EvaluationInterrupted, unique_labels
 from assc.rounds_json import EntropiesOf, KeptRounds, TextOf, spread
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 ORACLE = "oracle"
 """the hindsight optimum of a trace"""
-SAVED = "policy.zip"
-"""the finished policy in a run directory of train_policy.py"""
 
 Listed = Sequence[tuple[str, Policy | None]]
 
@@ -63,36 +60,8 @@ class Job:
 
 
 def policy_spec(given: str, seed: int | None = None) -> str:
-    """What `make_policy` takes: without an alias, and the policy.zip of a run directory.
-
-    In a folder of `train_policy.py --seeds` it is the one of `seed`. Raises `ArtefactError` for a directory in which no
-    training has finished, or none of this seed, and for a folder of seeds without a `seed`.
-    """
-    spec = without_alias(given)
-    if os.sep not in spec or not Path(spec).is_dir():
-        return spec
-    saved = Path(spec) / SAVED
-    if saved.is_file():
-        return str(saved)
-    seeds = seed_files(Path(spec))
-    if not seeds:
-        what = f"has no {SAVED}: no training has finished in it" if any(Path(spec).iterdir()) else "is empty"
-        raise ArtefactError(f"the run directory {spec!r} {what}")
-    known = " ".join(map(str, seeds))
-    if seed is None:
-        raise ArtefactError(
-            f"{spec!r} holds a policy for each of several seeds: play them with --backend replay --policy-seeds "
-            f"{known}, or name one, {spec}/seed-{next(iter(seeds))}"
-        )
-    if seed not in seeds:
-        raise ArtefactError(f"{spec!r} holds no finished policy of seed {seed}, only of {known} (--policy-seeds)")
-    return str(seeds[seed])
-
-
-def seed_files(folder: Path) -> dict[int, Path]:
-    """seed -> finished policy in a folder of `train_policy.py --seeds`, by seed."""
-    found = {p.parent.name.removeprefix("seed-"): p for p in folder.glob(f"seed-*/{SAVED}")}
-    return {int(seed): found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)}
+    """The spec without its alias, a run directory as the file in it. Raises `ArtefactError` as `saved_spec` does."""
+    return saved_spec(without_alias(given), seed)
 
 
 def listed_policies(config: Config, seed: int | None = None) -> Listed:
@@ -149,7 +118,9 @@ def guarded(
     check_leaks(leaks, allowed=config.allow_leakage)
     saved = {label for label in config.specs if _is_saved(config, label)}
     found = told(policies, requests, workload_hash, by_label, saved, drafts)
-    return leaked_counts(leaks, unique_labels(config.specs)), found
+    counts = leaked_counts(leaks, config.specs)  # of the spec: every row of one that is listed twice
+    rows = zip(unique_labels(config.specs), config.specs, strict=True)
+    return {label: counts[spec] for label, spec in rows if spec in counts}, found
 
 
 SAME_C = 0.1

@@ -2,7 +2,8 @@
 
 A spec string is `name`, `name:key=value,key=value`, or `name:VALUE` where VALUE is the policy's main parameter
 (`static:4`, `bandit:ucb`). A policy around another one takes its spec in parentheses, `guard(assc:variant=diagram)` or
-`guard(static:4):span=8`; a shell wants quotes around that. A path that ends with `.zip` names a saved artefact.
+`guard(static:4):span=8`; a shell wants quotes around that. A path that ends with `.zip` names a saved artefact,
+that of a directory (with a separator in it: `./x`) the `policy.zip` of a run.
 Policies register through the entry-point group `assc.policies`: each entry point is a module whose import calls
 `@register`.
 """
@@ -13,10 +14,12 @@ import importlib
 import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 from assc.core import Policy
 from assc.errors import SpecError
+from assc.policy_files import saved_spec
 
 ENTRY_POINT_GROUP = "assc.policies"
 
@@ -82,6 +85,7 @@ def policy_factory(name: str) -> Factory:
     if name not in _factories:
         raise SpecError(
             f"unknown policy {name!r}; known policies: {', '.join(sorted(_factories))}, or a saved .zip file"
+            f"{' (the directory is ./' + name + ')' if Path(name).is_dir() else ''}"
         )
     return _factories[name]
 
@@ -168,10 +172,12 @@ def _convert(spec: str, key: str, raw: str, parameter: inspect.Parameter) -> Any
 def make_policy(spec: str, *, seed: int = 0) -> Policy:
     """Build a policy from its spec string or load it from a saved `.zip` artefact.
 
-    Raises `SpecError` (unknown name, unknown key, bad value) or `ArtefactError`. `seed` reaches policies that draw
+    A run directory stands for the `policy.zip` in it. Raises `SpecError` (unknown name, unknown key, bad value) or
+    `ArtefactError`. `seed` reaches policies that draw
     random numbers, unless the spec gives its own.
     """
     load_plugins()
+    spec = saved_spec(spec.strip())
     if spec.endswith(".zip"):
         if _artefact_loader is None:
             raise SpecError(f"no loader for saved policies is registered, so {spec!r} cannot be read")

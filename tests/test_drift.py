@@ -22,13 +22,15 @@ from assc.drift.measure import jumps, recovery, regret, relative_speed
 from assc.drift.scenarios import SCENARIOS, Choice, spoiled
 from assc.drift.stream import Played, Reference, draw_stream, play
 from assc.errors import TraceError
+from assc.leakage import TrainedOn
 from assc.markov import MARKOV_COSTS, MarkovSource, Regime
 from assc.oracle_policy import OraclePolicy
 from assc.registry import make_policy, policy_names
 from assc.run import run_request
-from assc.trace import Trace
+from assc.trace import DrafterInfo, Trace
 from assc.trace_io import write_trace
 from assc.vector_replay import FlatTrace, static_seconds
+from policies.artefact import save_policy
 
 EASY = Regime(alpha=0.9, ngram=0.95, hit=0.9, entropy=0.3)
 HARD = Regime(alpha=0.6, ngram=0.1, hit=0.2, entropy=3.0)
@@ -39,11 +41,13 @@ def trace(tokens: int = 40) -> Trace:
     """Categories a (easy) and b (hard), each at temperatures 0 and 1, for training and held out."""
     source = MarkovSource((EASY, HARD), stay=0.999, eos=0.0, start={"a": 0, "b": 1})
     requests = [
-        Request((1, 2, 3), tokens, 10 * i + t, f"r{i}", "ab"[i % 2], {"mode": "greedy", "temperature": float(t)})
+        Request((1, 2, i), tokens, 10 * i + t, f"r{i}", "ab"[i % 2], {"mode": "greedy", "temperature": float(t)})
         for i in range(12)
         for t in (0, 1)
     ]
-    return source.trace(requests)
+    made = source.trace(requests)
+    splits = np.repeat(["held-out", "train", "train"] * 4, 2)  # both temperatures of a prompt
+    return Trace(made.header, {**made.columns, "split": splits}, made.name)
 
 
 def choice(**changes: Any) -> Choice:
@@ -260,6 +264,50 @@ def test_the_command_prints_and_writes(
     again = [w for w in words if not w.startswith("--png") and w not in ("--svg", "out.svg", "out.png")]
     assert module_main.main(again) == 0 and capsys.readouterr().out == first
     assert json.loads(Path("out.json").read_text()) == result, "the same command gives the same numbers"
+
+
+def test_what_a_policy_was_trained_on_is_not_played_unmarked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Saved policies (also by their run directory, also inside guard), warm starts and learned drafts."""
+    monkeypatch.chdir(tmp_path)
+    splits = np.repeat(["held-out", "train", "draft"] * 4, 2)  # two temperatures of a prompt
+    whole = Trace(trace().header, {**trace().columns, "split": splits})
+    write_trace(whole, Path("trace.npz"))
+    write_costs(CostFile(MARKOV_COSTS), Path("costs.json"))
+    table = Reference(scenarios.Regime("one", (0,), whole, MARKOV_COSTS)).backend.table
+    held, train = (whole.requests(whole.where(split=name)) for name in ("held-out", "train"))
+    for name, learned in (("good", train), ("bad", held[:3]), ("silent", None)):
+        policy = make_policy("bandit:ucb")
+        policy.begin(table)
+        Path("runs", name).mkdir(parents=True)
+        meta = {} if learned is None else {"trained_on": TrainedOn.of(learned).to_json()}
+        save_policy(Path("runs", name, "policy.zip"), policy, table=table, meta=meta)
+
+    def drift(words: str) -> int:
+        common = "--scenario stationary --seeds 1 --tokens 60 --traces trace.npz --cost costs.json --json out.json"
+        return module_main.main(["drift", *common.split(), *words.split()])
+
+    shared = 4  # two prompts, each at two temperatures
+    for spec in ("runs/bad/policy.zip", "runs/bad", "guard(runs/bad)"):
+        assert drift(f"--policies runs/good {spec}") == 2
+        said = capsys.readouterr().err
+        assert f"{spec} was trained on {shared} of the 8 evaluated requests, for example {held[0].id!r}" in said
+        assert "--allow-leakage" in said and not Path("out.json").exists()
+    assert drift("--policies runs/good runs/bad runs/bad runs/silent --allow-leakage") == 0
+    printed, result = capsys.readouterr().out, json.loads(Path("out.json").read_text())
+    assert [row["leaked_requests"] for row in result["policies"]] == [0, shared, shared, 0]
+    assert f"| runs/bad [LEAKED {shared}] |" in printed and "these rows hold for no others" in printed
+    assert "runs/silent does not say what it was trained on" in printed and result["settings"]["allow_leakage"]
+    hows = {e["label"]: (e["how"], e["leaked_requests"]) for e in result["leakage"]["policies"]}
+    assert hows == {"runs/good": ("trained", 0), "runs/bad": ("trained", shared), "runs/silent": ("unknown", None)}
+    assert drift("--policies bandit:ucb --split train") == 0 and "LEAKED" not in capsys.readouterr().out
+    assert drift("--policies bandit:ucb --split train --warm 2") == 2
+    assert "bandit:ucb, warm was trained on" in capsys.readouterr().err
+    assert drift("--policies runs/good --warm 2") == 0 and "LEAKED" not in capsys.readouterr().out
+    kinds = (DrafterInfo("model", "hidden", "drafts", confidence=True), whole.header.drafters[1])
+    write_trace(Trace(replace(whole.header, drafters=kinds), whole.columns), Path("trace.npz"))
+    assert drift("--policies ar --split draft") == 2 and "the draft 'model' was trained" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,10 @@ def test_a_policy_trained_on_evaluated_requests_is_refused_or_marked(
     assert eval_cli.main(["--backend", "replay", *files, *words]) == 0
     assert [row["leaked_requests"] for row in json.loads(out.read_text())["rows"]] == [0, 0, 1, 1]
     printed = capsys.readouterr().out
+    twice = ["--policies", "ar", str(bad), str(bad), "--allow-leakage", "--json", str(out)]
+    assert eval_cli.main(["--backend", "replay", *files, *twice]) == 0
+    assert [row["leaked_requests"] for row in json.loads(out.read_text())["rows"]] == [0, 1, 1]
+    capsys.readouterr()
     assert "[LEAKED 1]" in printed and "these rows hold for no others" in printed
     assert eval_cli.main(["--backend", "replay", *files, "--policies", "ar", str(good)]) == 0
     assert "LEAKED" not in capsys.readouterr().out

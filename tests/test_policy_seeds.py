@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from assc.costs_io import CostFile, write_costs
 from assc.errors import AsscError
 from assc.evaluate import evaluate, request_order
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
+from assc.policy_files import seed_files
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.report.join import read_report
@@ -208,6 +210,12 @@ def test_a_folder_of_seeds_plays_the_artefact_of_each(folder: Path, result: Eval
     assert "--policy-seeds 0 3" in " ".join(manifest["words"])
     notes = [n for n in found["meta"]["notes"] if "trained on" in n]
     assert len(notes) == 1, "said once for each seed"
+
+
+def test_seeds_are_taken_by_their_canonical_names_only(folder: Path) -> None:
+    for name in ("seed-03", "seed-x", "seed-\u0661"):
+        shutil.copytree(folder / "seed-0", folder / name)
+    assert seed_files(folder) == {seed: folder / f"seed-{seed}" / "policy.zip" for seed in (0, 3)}
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from assc.actions import ActionTable
 from assc.core import Policy
 from assc.errors import ArtefactError, SpecError
+from assc.policy_files import without_alias
 from assc.registry import make_policy, parse_spec, policy_names, register
+from policies.artefact import save_policy
 from policies.assc_rule import AsscRule
 from policies.bandit import Bandit
+from policies.guard import Guard
 from policies.random_k import RandomK
 from policies.static import StaticK
 from policies.threshold import ThresholdRule
+from policies.training.config import TrainConfig
 
 
 @pytest.mark.parametrize("spec", ["static:4", "static:k=4", " static:4 ", "static: 4", "static:k = 4"])
@@ -126,6 +133,28 @@ def test_wrong_specs_are_one_sentence(spec: str) -> None:
 def test_a_missing_artefact_is_named() -> None:
     with pytest.raises(ArtefactError, match=r"'no/such/policy.zip' does not exist"):
         make_policy("no/such/policy.zip")
+
+
+def test_a_run_directory_is_the_policy_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a spec is read, also with an @ in its name; `./x` is a directory, `x` a name."""
+    run, policy = tmp_path / "a@b", make_policy("bandit:ucb")
+    table = ActionTable.build(["model"], (1, 2))
+    policy.begin(table)
+    run.mkdir()
+    save_policy(run / "policy.zip", policy, table=table)
+    assert make_policy(str(run)).spec == make_policy(f" {run} ").spec == str(run / "policy.zip")
+    inside = make_policy(f"guard({run}):span=9")
+    assert isinstance(inside, Guard) and inside.inner.spec == str(run / "policy.zip")
+    TrainConfig(imitate=str(run)).check()
+    assert without_alias(str(run)) == str(run) and without_alias(f"{run}@c") == str(run)
+    assert without_alias(str(tmp_path / "no@b")) == str(tmp_path / "no")
+    monkeypatch.chdir(tmp_path)
+    assert make_policy("./a@b").spec == "./a@b/policy.zip".removeprefix("./")
+    Path("run").mkdir()
+    with pytest.raises(SpecError, match=r"unknown policy 'run'.*\(the directory is \./run\)"):
+        make_policy("run")
+    with pytest.raises(ArtefactError, match="is empty"):
+        make_policy("guard(./run)")
 
 
 def test_parsing_keeps_order_and_text() -> None:

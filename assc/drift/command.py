@@ -13,6 +13,7 @@ import numpy as np
 from assc.cli import NOTHING_KEPT, UsageError, on_ctrl_c, parse, run_cli, say
 from assc.core import Policy
 from assc.costs_io import read_costs
+from assc.drift.guard import guarded, shown_label, warm_rows
 from assc.drift.measure import jumps, mean_curve, regret, relative_speed, segment_report
 from assc.drift.scenarios import SCENARIOS, Choice, Regime, Scenario
 from assc.drift.stream import Played, Reference, draw_stream, play
@@ -44,7 +45,7 @@ class Config:
     scenario: str = "temperature"
     """stationary, categories, temperature, load or bad-draft"""
     policies: tuple[str, ...] = POLICIES
-    """specs to play, each from nothing"""
+    """specs to play, each from nothing; saved .zip files or the run directories they are in, as they were saved"""
     seeds: int = 5
     """streams: each has its own order of requests and seeds the policies"""
     tokens: int = 2000
@@ -53,6 +54,8 @@ class Config:
     """regimes in a row; the scenario stationary has one"""
     split: str = "held-out"
     """requests of this split, or all"""
+    allow_leakage: bool = False
+    """play also what a policy or a draft was trained on, and mark the rows, instead of refusing"""
     categories: tuple[str, ...] = ()
     """blocks of the scenario categories; default: the two that differ most in their best static action"""
     rows: int = 32
@@ -131,7 +134,7 @@ def warmed(spec: str, seed: int, choice: Choice, requests: int) -> Policy:
     """A new policy with the state of one that played this many train requests: as a saved one is continued."""
     regime = Regime("train", tuple(choice.trace.where(split="train")), choice.trace, choice.costs)
     reference = Reference(regime)
-    order = np.random.default_rng([seed, 0x3A93]).permutation(np.resize(regime.rows, requests)).tolist()
+    order = np.random.default_rng([seed, 0x3A93]).permutation(warm_rows(choice, requests)).tolist()
     learner = make_policy(spec, seed=seed)
     play(learner, [reference], [0], [(0, row) for row in order])
     policy = make_policy(spec, seed=seed)
@@ -151,19 +154,22 @@ def runs_of(config: Config) -> list[tuple[str, str, int]]:
 
 
 def study(config: Config, choice: Choice) -> dict[str, Any]:
-    """Play everything; the result is what `--json` writes."""
+    """Play everything; the result is what `--json` writes. Raises `LeakageError` unless overlaps are allowed."""
     scenario: Scenario = SCENARIOS[config.scenario](choice)
+    runs = runs_of(config)
+    guard = guarded(runs, scenario, choice, allowed=config.allow_leakage)
     references = [Reference(regime) for regime in scenario.regimes]
     streams = [draw_stream(scenario, config.tokens, seed) for seed in range(config.seeds)]
     rows: list[dict[str, Any]] = []
     last: list[Played] = []
-    for label, spec, warm in runs_of(config):
+    for label, spec, warm in runs:
         say(f"{scenario.name}: {label}")
         played = []
         for seed, stops in enumerate(streams):
             policy = warmed(spec, seed, choice, warm) if warm else make_policy(spec, seed=seed)
             played.append(play(policy, references, scenario.order, stops))
-        rows.append(_row(config, scenario, label, played, references[0].backend.k_max))
+        row = _row(config, scenario, label, played, references[0].backend.k_max)
+        rows.append(row | {"leaked_requests": guard.leaked.get(label, 0)})
         last = played
     ends = np.cumsum([int(last[0].tokens[last[0].segment == s].sum()) for s in range(len(scenario.order))])
     segments = [
@@ -186,6 +192,8 @@ def study(config: Config, choice: Choice) -> dict[str, Any]:
         "time_source": "modelled",
         "versions": versions(),
         "commit": git_commit(),
+        "leakage": guard.told,
+        "notes": list(guard.notes),
         "segments": segments,
         "optimal": _optimal(last),
         "policies": rows,
@@ -237,11 +245,16 @@ def table(result: dict[str, Any]) -> str:
     lines += ["", "| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for row in result["policies"]:
         share = row["regret_best"] / (row["seconds"] - row["regret_best"])
-        cells = [row["label"], f"{row['regret_best']:+.1f} s", f"{100 * share:+.1f} %", f"{row['regret_oracle']:.1f} s"]
+        cells = [
+            shown_label(row),
+            f"{row['regret_best']:+.1f} s",
+            f"{100 * share:+.1f} %",
+            f"{row['regret_oracle']:.1f} s",
+        ]
         cells += ["never" if s["recovery"] is None else str(s["recovery"]) for s in row["segments"]]
         cells += ["n/a" if s["settled_speed"] is None else f"{s['settled_speed']:.3f}" for s in row["segments"]]
         lines.append("| " + " | ".join([*cells, f"{100 * row['jumps']:.1f} %"]) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"\n- {note}" for note in result["notes"])])
 
 
 def run(config: Config) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from assc.drift.guard import shown_label
 from assc.files import write_bytes, write_text
 from assc.report.figures import COLOURS, DASHES
 from assc.report.svg import SETTINGS
@@ -32,7 +33,7 @@ def draw(result: dict[str, Any]) -> Figure:
     for number, row in enumerate(result["policies"]):
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "lw": 1.3}
         style["ls"] = DASHES[number // len(COLOURS) % len(DASHES)]
-        top.plot(row["curve"]["tokens"], row["curve"]["best"], label=row["label"], **style)
+        top.plot(row["curve"]["tokens"], row["curve"]["best"], label=shown_label(row), **style)
         for axes, segment in zip(lower, row["segments"], strict=False):  # one regime has no lower panels
             speeds = segment["speeds"][: SHOWN - window + 1]
             step = max(1, len(speeds) // POINTS)
