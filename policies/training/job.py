@@ -14,7 +14,7 @@ from typing import Any
 
 from assc.errors import RequestError
 from assc.files import only_run
-from assc.leakage import TrainedOn, check_apart
+from assc.leakage import TrainedOn
 from assc.manifest import finish_run, start_run, words_of
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import read_artefact, save_policy
@@ -28,7 +28,7 @@ from policies.training.checkpoint import (
     restore_generators,
 )
 from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
-from policies.training.imitate import rule_of
+from policies.training.imitated import check_problem, rule_of
 from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
 from policies.training.online import OnlineRun
 from policies.training.progress import draw_progress, log_held_out
@@ -63,8 +63,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         say(f"The cost model of {run_dir} is not the one that the package has now: the run keeps its own.")
     if problem is None:
         problem = _problem(config, run_dir)
-    if config.eval_requests != 0:
-        check_apart(problem.train, problem.held_out, problem.workload_hash)
+    check_problem(config, problem, None if checkpoint is None else checkpoint.state)
     if not trained and not _learned(config, problem, run_dir, checkpoint):
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
@@ -286,11 +285,13 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
 
 
 def _save(config: TrainConfig, problem: Problem, run: Sb3Run | OnlineRun | AcceptRun, run_dir: Path) -> Path:
+    before = run.before if isinstance(run, Sb3Run) else TrainedOn()
+    known = None if before is None else TrainedOn.of(problem.train, problem.workload_hash) | before
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
         "c": problem.backend.cost_ratio,
         "pair": problem.description.get("pair") or config.pair,
-        "trained_on": TrainedOn.of(problem.train, problem.workload_hash).to_json(),
+        **({} if known is None else {"trained_on": known.to_json()}),
         "training": {"rounds": run.steps, "updates": run.updates, **config.to_json()},
     }
     path = run_dir / POLICY_FILE
