@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,10 @@ def test_the_network_decides_as_the_rule_did(tmp_path: Path) -> None:
     assert agree[rule] > 0.9 > agree["none"]
 
 
+WAYS = ([], ["--seeds", "0", "1"], *([["--sweep", "1"]] if find_spec("optuna") else []))
+"""to start a training: one run, several seeds, a sweep"""
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
     """Words of a small run on a synthetic trace."""
@@ -121,7 +126,7 @@ def test_a_policy_that_learned_from_held_out_requests_is_not_imitated(
     held = split("held-out")
     imitated, run = saved(tmp_path / "imitated.zip", TrainedOn.of(held[:1])), tmp_path / "run"
     words = [*files, "--imitate", f"guard({imitated})", "--run-dir", str(run)]
-    for more in ([], ["--seeds", "0", "1"], ["--sweep", "1"]):
+    for more in WAYS:
         assert train_policy.main([*words, *more]) == 2
         said = capsys.readouterr().err
         assert f"was trained on 1 of the 4 evaluated requests, for example {held[0].id!r}" in said
@@ -151,7 +156,7 @@ def test_what_cannot_be_imitated_is_one_sentence_and_leaves_nothing(
     spec: str, message: str, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, before = tmp_path / "run", sorted(tmp_path.iterdir())
-    for more in ([], ["--seeds", "0", "1"], ["--sweep", "1"]):
+    for more in WAYS:
         assert train_policy.main([*files, "--imitate", spec, "--run-dir", str(run), *more]) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and message in errors[0]

@@ -32,7 +32,7 @@ from policies.training.imitated import check_problem, rule_of
 from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
 from policies.training.online import OnlineRun
 from policies.training.progress import draw_progress, log_held_out
-from policies.training.report import EVAL_FILE, check_live, compare
+from policies.training.report import EVAL_FILE, check_live, compare, next_commands
 from policies.training.sb3 import Sb3Run, rollout_of
 from policies.training.setup import (
     COSTS_FILE,
@@ -74,9 +74,9 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
             check_live(config, problem, run_dir, run_dir / POLICY_FILE)
     except KeyboardInterrupt:
         say("\nThe comparison was stopped; training is complete.")
-        say_next(config, problem, run_dir)
+        say(next_commands(config, problem, run_dir))
         return INTERRUPTED
-    say_next(config, problem, run_dir)
+    say(next_commands(config, problem, run_dir))
     return 0
 
 
@@ -145,26 +145,6 @@ def _problem(config: TrainConfig, run_dir: Path) -> Problem:
 def say(text: str) -> None:
     """Print a sentence at once."""
     print(text, flush=True)
-
-
-def say_next(config: TrainConfig, problem: Problem, run_dir: Path) -> None:
-    """The two commands that follow a training run."""
-    quoted = shlex.quote(str(run_dir))
-    say("Next:")
-    say(f"  tensorboard --logdir {quoted}/{TENSORBOARD_DIR}")
-    parts = [f"python eval.py --backend {config.backend}"]
-    if config.backend == "replay":
-        parts += [f"--{n} {shlex.quote(str(v))}" for n in ("traces", "cost") if (v := getattr(config, n)) is not None]
-        specs = f"ar static:tuned assc threshold bandit:ucb cascade oracle {quoted}/{POLICY_FILE}"
-        say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
-        return
-    parts += [f"--pair {config.pair} --workload {config.workload}"]
-    parts += [] if config.target is None else [f"--target {config.target}"]
-    parts += [f"--draft {' '.join(config.draft)}"] if config.draft else []
-    if config.mode != "greedy":
-        parts.append(f"--mode {config.mode} --temperature {config.sampling_temperature:g}")
-    specs = f"ar static:{min(4, problem.backend.table.k_max)} assc bandit:ucb {quoted}/{POLICY_FILE}"
-    say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
 
 
 def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
