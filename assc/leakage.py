@@ -38,6 +38,8 @@ class TrainedOn:
     prompts: Mapping[str, str] = field(default_factory=dict)
     workload_hash: str = ""
     """of the whole workload, where it is known: within one workload an id names one prompt"""
+    others: tuple[TrainedOn, ...] = ()
+    """prompts of other workloads, from which it has learned too"""
 
     @classmethod
     def of(cls, requests: Iterable[Request], workload_hash: str | None = "") -> TrainedOn:
@@ -45,8 +47,29 @@ class TrainedOn:
         hashes = [(r.id, content_of(r.prompt_ids)) for r in requests]
         return cls({name or content: content for name, content in hashes}, workload_hash or "")
 
+    @property
+    def count(self) -> int:
+        """Number of prompts."""
+        return sum(len(part.prompts) for part in (self, *self.others))
+
+    def __or__(self, more: TrainedOn) -> TrainedOn:
+        """These prompts and those of `more`, apart by workload, since an id names a prompt within one workload only.
+
+        >>> both = TrainedOn({"a": "1"}, "w") | TrainedOn({"a": "2", "b": "3"}, "w") | TrainedOn({"a": "4"}, "v")
+        >>> both.prompts, both.others
+        ({'a': '1', '2': '2', 'b': '3'}, (TrainedOn(prompts={'a': '4'}, workload_hash='v', others=()),))
+        """
+        found: dict[str, dict[str, str]] = {}
+        for part in (self, *self.others, more, *more.others):
+            known = found.setdefault(part.workload_hash, {})
+            for name, content in part.prompts.items():  # one id, two contents: another tokenizer
+                known[name if known.get(name, content) == content else content] = content
+        parts = [TrainedOn(prompts, workload) for workload, prompts in found.items() if prompts]
+        return TrainedOn(parts[0].prompts, parts[0].workload_hash, tuple(parts[1:])) if parts else self
+
     def to_json(self) -> dict[str, Any]:
-        return {"workload_hash": self.workload_hash, "prompts": dict(self.prompts)}
+        others = {"others": [other.to_json() for other in self.others]} if self.others else {}
+        return {"workload_hash": self.workload_hash, "prompts": dict(self.prompts), **others}
 
     @classmethod
     def from_json(cls, data: Any) -> TrainedOn:
@@ -54,18 +77,26 @@ class TrainedOn:
         prompts = data.get("prompts") if isinstance(data, Mapping) else None
         workload = data.get("workload_hash", "") if isinstance(data, Mapping) else None
         texts = isinstance(prompts, Mapping) and all(isinstance(v, str) for v in (*prompts, *prompts.values()))
-        if not texts or not isinstance(workload, str):
+        others = data.get("others", []) if isinstance(data, Mapping) else None
+        flat = isinstance(others, list) and all(isinstance(o, Mapping) and not o.get("others") for o in others)
+        if not texts or not isinstance(workload, str) or not flat:
             raise ValueError("it does not list ids and content hashes of prompts")
-        return cls(dict(prompts or {}), workload)
+        return cls(dict(prompts or {}), workload, tuple(map(cls.from_json, others or ())))
 
     def among(self, requests: Iterable[Request], workload_hash: str | None = "") -> list[Request]:
         """The requests whose prompt is one of these: by content, or by id in the same workload.
 
         The second finds prompts again that another tokenizer turned into other ids.
         """
-        contents = set(self.prompts.values())
-        by_id = bool(self.workload_hash) and self.workload_hash == workload_hash
-        return [r for r in requests if content_of(r.prompt_ids) in contents or (by_id and r.id in self.prompts)]
+        parts = (self, *self.others)
+        contents = {content for part in parts for content in part.prompts.values()}
+        ids = {
+            name
+            for part in parts
+            if part.workload_hash and part.workload_hash == workload_hash
+            for name in part.prompts
+        }
+        return [r for r in requests if content_of(r.prompt_ids) in contents or r.id in ids]
 
 
 @dataclass(frozen=True)
@@ -124,7 +155,7 @@ def told(
         known, how = _learned(policy, label, tuned)
         if known is not None:
             mine = known.among(requests, workload_hash)
-            found.append({"label": label, "how": how, "prompts": len(known.prompts), "leaked_requests": len(mine)})
+            found.append({"label": label, "how": how, "prompts": known.count, "leaked_requests": len(mine)})
         elif label in saved:
             found.append({"label": label, "how": "unknown", "prompts": None, "leaked_requests": None})
     found = [entry for i, entry in enumerate(found) if entry not in found[:i]]  # once for all seeds

@@ -2,8 +2,9 @@
 
 `meta.json` holds `format`, `kind` ("ppo", "dqn", "a2c", "recurrent_ppo", or the spec of a registered policy such as
 "bandit:ucb"), `features_version`, `history`, `fields`, `actions`, `versions` and whatever the trainer adds (`mode`,
-`pair`, `training`, and `trained_on`: ids and content hashes of the prompts, by which eval.py keeps them out of
-results). Nothing is pickled, so reading a foreign file runs none of it; every damage is one `ArtefactError`.
+`pair`, `training`, and `trained_on`: ids and content hashes of the prompts, also of those that an imitated policy had
+learned from, by which eval.py keeps them out of results). Nothing is pickled, so reading a foreign file runs none of
+it; every damage is one `ArtefactError`.
 """
 
 from __future__ import annotations

@@ -167,7 +167,21 @@ def test_prompts_are_found_by_content_or_by_id_within_a_workload() -> None:
     assert TrainedOn.of([one]).among([other], "") == []
     assert TrainedOn.of([Request((1, 2))]).prompts == {content_of((1, 2)): content_of((1, 2))}
     assert TrainedOn.from_json(json.loads(json.dumps(known.to_json()))) == known
-    for damaged in (None, [], {"prompts": 3}, {"prompts": {"a": 1}}, {"prompts": {}, "workload_hash": 1}):
+    both = known | TrainedOn.of([other], "v")
+    assert both.among([same, other], "v") == [same, other] and both.among([Request((9,), id="q1")], "") == []
+    assert both.count == 2 and TrainedOn.from_json(json.loads(json.dumps(both.to_json()))) == both
+    assert known | TrainedOn() == TrainedOn() | known == known | known == known
+    nested = {"prompts": {}, "others": [{"prompts": {}, "others": [{"prompts": {}}]}]}
+    for damaged in (
+        nested,
+        {"prompts": {}, "others": [1]},
+        {"prompts": {}, "others": 1},
+        None,
+        [],
+        {"prompts": 3},
+        {"prompts": {"a": 1}},
+        {"prompts": {}, "workload_hash": 1},
+    ):
         with pytest.raises(ValueError, match="does not list"):
             TrainedOn.from_json(damaged)
 

@@ -18,8 +18,8 @@ from assc.errors import ArtefactError, AsscError, RequestError, SpecError
 from assc.files import git_commit, versions, write_json
 from assc.groups import check_k_max
 from assc.registry import make_policy
-from assc.rule_tuning import is_tuned_rule
 from envs.rewards import REWARDS
+from policies.training.imitated import untuned
 from policies.training.settings import parse_settings
 
 STEP_ALGORITHMS = ("ppo", "dqn", "a2c")
@@ -162,8 +162,8 @@ class TrainConfig:
         if self.imitate is not None:
             if self.algo != "ppo" or self.granularity != "round" or self.backend != "replay":
                 raise RequestError("--imitate is for --algo ppo with --backend replay and --granularity round")
-            if self.imitate != "none" and not is_tuned_rule(self.imitate):
-                make_policy(self.imitate)
+            if self.imitate != "none":
+                untuned(self.imitate)
         least = 2 if self.algo in ("ppo", "recurrent_ppo") else 1
         if self.rounds < least:
             why = f" ({self.algo} normalises over a batch, so it needs two)" if least == 2 else ""

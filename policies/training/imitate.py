@@ -17,28 +17,15 @@ from torch.nn.functional import cross_entropy
 
 from assc.actions import ActionTable
 from assc.core import Backend, Policy, Request
-from assc.kinds import first_lookup, first_model
 from assc.observe import Featurizer
 from assc.registry import make_policy
 from assc.rule_tuning import is_tuned_rule, tuned_rule
-from policies.training.config import TrainConfig
 
-RULE = "cascade:tuned"
-"""what PPO imitates first on a trace with a lookup and a model"""
 WANDER = 0.2
 """share of rounds that are played otherwise, so that histories differ as they will in training"""
 SMOOTHING = 0.1
 """share of the probability that is spread over all actions: what is never tried cannot be learned"""
 EPOCHS, BATCH, RATE = 6, 512, 1e-3
-
-
-def rule_of(config: TrainConfig, table: ActionTable) -> str | None:
-    """The rule that this run imitates first, None if it does not."""
-    if config.algo != "ppo" or config.granularity != "round" or config.backend != "replay":
-        return None
-    if config.imitate is not None:
-        return None if config.imitate == "none" else config.imitate
-    return RULE if first_lookup(table) is not None and first_model(table) is not None else None
 
 
 def demonstrations(

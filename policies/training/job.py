@@ -14,7 +14,7 @@ from typing import Any
 
 from assc.errors import RequestError
 from assc.files import only_run
-from assc.leakage import TrainedOn, check_apart
+from assc.leakage import TrainedOn
 from assc.manifest import finish_run, start_run, words_of
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import read_artefact, save_policy
@@ -28,11 +28,11 @@ from policies.training.checkpoint import (
     restore_generators,
 )
 from policies.training.config import SB3_ALGORITHMS, TrainConfig, check_resumable, stored_config, write_config
-from policies.training.imitate import rule_of
+from policies.training.imitated import check_problem, rule_of
 from policies.training.log import TENSORBOARD_DIR, Interrupt, TrainingLog
 from policies.training.online import OnlineRun
 from policies.training.progress import draw_progress, log_held_out
-from policies.training.report import EVAL_FILE, check_live, compare
+from policies.training.report import EVAL_FILE, check_live, compare, next_commands
 from policies.training.sb3 import Sb3Run, rollout_of
 from policies.training.setup import (
     COSTS_FILE,
@@ -63,8 +63,7 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
         say(f"The cost model of {run_dir} is not the one that the package has now: the run keeps its own.")
     if problem is None:
         problem = _problem(config, run_dir)
-    if config.eval_requests != 0:
-        check_apart(problem.train, problem.held_out, problem.workload_hash)
+    check_problem(config, problem, None if checkpoint is None else checkpoint.state)
     if not trained and not _learned(config, problem, run_dir, checkpoint):
         say(f"Stopped. To go on: python train_policy.py --resume {shlex.quote(str(run_dir))}")
         return INTERRUPTED
@@ -75,9 +74,9 @@ def train(config: TrainConfig, problem: Problem | None = None) -> int:
             check_live(config, problem, run_dir, run_dir / POLICY_FILE)
     except KeyboardInterrupt:
         say("\nThe comparison was stopped; training is complete.")
-        say_next(config, problem, run_dir)
+        say(next_commands(config, problem, run_dir))
         return INTERRUPTED
-    say_next(config, problem, run_dir)
+    say(next_commands(config, problem, run_dir))
     return 0
 
 
@@ -146,26 +145,6 @@ def _problem(config: TrainConfig, run_dir: Path) -> Problem:
 def say(text: str) -> None:
     """Print a sentence at once."""
     print(text, flush=True)
-
-
-def say_next(config: TrainConfig, problem: Problem, run_dir: Path) -> None:
-    """The two commands that follow a training run."""
-    quoted = shlex.quote(str(run_dir))
-    say("Next:")
-    say(f"  tensorboard --logdir {quoted}/{TENSORBOARD_DIR}")
-    parts = [f"python eval.py --backend {config.backend}"]
-    if config.backend == "replay":
-        parts += [f"--{n} {shlex.quote(str(v))}" for n in ("traces", "cost") if (v := getattr(config, n)) is not None]
-        specs = f"ar static:tuned assc threshold bandit:ucb cascade oracle {quoted}/{POLICY_FILE}"
-        say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
-        return
-    parts += [f"--pair {config.pair} --workload {config.workload}"]
-    parts += [] if config.target is None else [f"--target {config.target}"]
-    parts += [f"--draft {' '.join(config.draft)}"] if config.draft else []
-    if config.mode != "greedy":
-        parts.append(f"--mode {config.mode} --temperature {config.sampling_temperature:g}")
-    specs = f"ar static:{min(4, problem.backend.table.k_max)} assc bandit:ucb {quoted}/{POLICY_FILE}"
-    say(f"  {' '.join(parts)} --policies {specs} --json {quoted}/out.json")
 
 
 def _open(config: TrainConfig) -> tuple[Path, Checkpoint | None]:
@@ -286,11 +265,13 @@ def _say_plan(config: TrainConfig, problem: Problem, planned: int, done: int, ru
 
 
 def _save(config: TrainConfig, problem: Problem, run: Sb3Run | OnlineRun | AcceptRun, run_dir: Path) -> Path:
+    before = run.before if isinstance(run, Sb3Run) else TrainedOn()
+    known = None if before is None else TrainedOn.of(problem.train, problem.workload_hash) | before
     meta: dict[str, Any] = {
         "mode": problem.backend.mode,
         "c": problem.backend.cost_ratio,
         "pair": problem.description.get("pair") or config.pair,
-        "trained_on": TrainedOn.of(problem.train, problem.workload_hash).to_json(),
+        **({} if known is None else {"trained_on": known.to_json()}),
         "training": {"rounds": run.steps, "updates": run.updates, **config.to_json()},
     }
     path = run_dir / POLICY_FILE

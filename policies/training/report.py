@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from assc.catalogue import PAIRS
 from assc.core import Policy
 from assc.errors import AsscError
 from assc.eval_config import Config
-from assc.eval_job import ORACLE, play
+from assc.eval_job import ORACLE, SAVED, play
 from assc.eval_replay import replay_job
 from assc.evaluate import evaluate
 from assc.files import write_json
@@ -19,6 +20,7 @@ from assc.sources import availability
 from assc.tables import print_evaluation
 from assc.tuning import static_spec, tune_static
 from policies.training.config import TrainConfig
+from policies.training.log import TENSORBOARD_DIR
 from policies.training.setup import CHOICE_SEED, Problem
 
 EVAL_FILE = "eval.json"
@@ -124,3 +126,21 @@ def compare_live(config: TrainConfig, problem: Problem, trained: Path) -> Evalua
         progress=config.progress,
         meta={"workload": config.workload, "split": "held-out", "trained": str(trained), "static_tuned": tuned},
     )
+
+
+def next_commands(config: TrainConfig, problem: Problem, run_dir: Path) -> str:
+    """The two commands that follow a training run, one per line."""
+    quoted = shlex.quote(str(run_dir))
+    parts = [f"python eval.py --backend {config.backend}"]
+    if config.backend == "replay":
+        parts += [f"--{n} {shlex.quote(str(v))}" for n in ("traces", "cost") if (v := getattr(config, n)) is not None]
+        specs = "ar static:tuned assc threshold bandit:ucb cascade oracle"
+    else:
+        parts += [f"--pair {config.pair} --workload {config.workload}"]
+        parts += [] if config.target is None else [f"--target {config.target}"]
+        parts += [f"--draft {' '.join(config.draft)}"] if config.draft else []
+        if config.mode != "greedy":
+            parts.append(f"--mode {config.mode} --temperature {config.sampling_temperature:g}")
+        specs = f"ar static:{min(4, problem.backend.table.k_max)} assc bandit:ucb"
+    compared = f"{' '.join(parts)} --policies {specs} {quoted}/{SAVED} --json {quoted}/out.json"
+    return "\n".join(["Next:", f"  tensorboard --logdir {quoted}/{TENSORBOARD_DIR}", f"  {compared}"])

@@ -25,7 +25,8 @@ from policies.learned import LearnedPolicy
 from policies.sb3_adapter import actor_network
 from policies.training.checkpoint import Checkpoint, generator_states, restore_generators, write_checkpoint
 from policies.training.config import TrainConfig, require_recurrent
-from policies.training.imitate import imitate, rule_of
+from policies.training.imitate import imitate
+from policies.training.imitated import BEFORE, learned_before, rule_of
 from policies.training.log import Interrupt, TrainingLog
 from policies.training.play import Play
 from policies.training.settings import parse_settings
@@ -161,6 +162,8 @@ class Sb3Run:
         self.rho_sums = [0.0, 0.0]
         self.rule = rule_of(config, play.table)
         """what the network is to imitate before it plays"""
+        self.before = learned_before(self.rule, None if checkpoint is None else checkpoint.state)
+        """what the imitated policy had learned from; None: it doesn't say"""
         if checkpoint is None:
             settings = learner_settings(config, rollout, cloned=self.rule is not None)
             self.model = learner_class(config.algo)(env=self.venv, **settings)
@@ -219,6 +222,7 @@ class Sb3Run:
                 "running": self.venv.returns.tolist(),
             },
             "rho_sums": self.rho_sums,
+            BEFORE: None if self.before is None else self.before.to_json(),
             "rollout": self.rollout.rounds,
             "lanes": self.rollout.lanes,
             "log": self.log.state_dict(),

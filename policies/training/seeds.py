@@ -25,8 +25,10 @@ from assc.hardware import usable_cores
 from assc.manifest import finish_run
 from policies.training.checkpoint import CHECKPOINT_FILE
 from policies.training.config import TrainConfig
+from policies.training.imitated import check_problem
 from policies.training.job import group_folder, is_finished, say
 from policies.training.report import EVAL_FILE
+from policies.training.setup import replay_problem
 
 SUMMARY_FILE = "summary.json"
 OF_THE_GROUP = ("run_dir", "resume", "seed", "seeds", "jobs", "sweep", "sweep_timesteps", "progress")
@@ -44,6 +46,8 @@ def train_seeds(config: TrainConfig) -> int:
     jobs = min(cores, len(config.seeds)) if config.jobs is None else config.jobs
     if jobs > cores:
         raise RequestError(f"--jobs is at most {cores}, the cores this process may use, got {jobs}")
+    if config.backend == "replay" and config.resume is None:  # not in each child, when folders have been made
+        check_problem(config, replay_problem(config))
     folder = group_folder(config, seeds={"seeds": list(config.seeds)})
     waiting = [seed for seed in config.seeds if not is_finished(config, folder / f"seed-{seed}")]
     say(f"Training {config.algo} with seeds {_listed(config.seeds)} in {folder}, {min(jobs, len(waiting))} at a time …")

@@ -16,6 +16,7 @@ from assc.files import write_json
 from assc.manifest import PACKAGED, packaged_workload
 from assc.observe import DEFAULT_FIELDS, LEARNER_FIELDS
 from assc.pair_options import load_chosen
+from assc.registry import artefacts_in
 from assc.replay import ReplayBackend
 from assc.shipped import COSTS, TRACE, shipped_costs, shipped_trace
 from assc.trace import IMPORTED, Trace
@@ -91,7 +92,8 @@ def costs_changed(config: TrainConfig, run_dir: Path) -> bool:
 def files_of(config: TrainConfig) -> dict[str, str | Path | None]:
     """Name and path of everything that a run reads, for its manifest."""
     if config.backend == "replay":
-        return {"trace": config.traces or PACKAGED + TRACE, "cost model": config.cost or PACKAGED + COSTS}
+        imitated = {f"imitated {path}": path for path in artefacts_in(config.imitate or "")}
+        return {"trace": config.traces or PACKAGED + TRACE, "cost model": config.cost or PACKAGED + COSTS, **imitated}
     from assc.pairs import draft_data
 
     return {

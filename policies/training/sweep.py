@@ -20,6 +20,7 @@ from assc.registry import make_policy
 from assc.run import run_request
 from policies.training.checkpoint import CHECKPOINT_FILE
 from policies.training.config import CONFIG_FILE, TrainConfig, stored_config, write_config
+from policies.training.imitated import check_problem
 from policies.training.job import POLICY_FILE, generators_kept, group_folder, learn, say, train
 from policies.training.seeds import train_seeds
 from policies.training.settings import SPACES, with_settings
@@ -57,9 +58,10 @@ def sweep(config: TrainConfig) -> int:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    folder = group_folder(config, seeds={"seed": config.seed})
     problem = replay_problem(config)
     train_part, validation = inner_split(problem.train, config.seed)
+    check_problem(config, problem)
+    folder = group_folder(config, seeds={"seed": config.seed})
     inner = replace(problem, train=train_part, held_out=())
     storage = f"sqlite:///{folder / STORAGE}"
     study = optuna.create_study(storage=storage, study_name=STUDY, direction="maximize", load_if_exists=True)
