@@ -17,8 +17,8 @@ from assc.core import Mode, Request
 from assc.cost_check import CheckRow, check_table, fit_and_check
 from assc.costs_io import CostFile, write_costs
 from assc.errors import RequestError
-from assc.files import check_writable
 from assc.groups import check_chunks, check_k_max
+from assc.outputs import COSTS, check_outputs
 from assc.pair_options import PairOptions, load_chosen
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _check(config: Config) -> None:
     check_chunks(config.chunks, config.k_max)
     if not config.budgets or min(config.budgets) < 2:
         raise RequestError("--budgets needs at least one number, each 2 or more")
-    if config.out is not None:
-        check_writable(config.out)
+    check_outputs({"out": config.out}, COSTS)
 
 
 def calibrate_pair(config: Config) -> int:

@@ -13,8 +13,9 @@ from assc.cli import NOTHING_KEPT, on_ctrl_c, parse, run_cli
 from assc.core import Mode
 from assc.drafts_report import Report
 from assc.errors import RequestError, WorkloadError
-from assc.files import check_writable, write_json
+from assc.files import write_json
 from assc.groups import check_k_max
+from assc.outputs import DRAFTS, check_outputs
 from assc.pair_options import PairOptions, load_chosen
 from assc.workloads import Prompt, content_hash, load_workload, make_requests, only_categories, select
 
@@ -73,8 +74,8 @@ def _check(config: Config) -> None:
         raise RequestError(f"--temperature is {config.temperature}, it must be 0 or more")
     if config.mode == "greedy" and config.heat:
         raise RequestError(f"--mode greedy takes no --temperature {config.temperature}; sample with --mode gumbel")
-    if config.json is not None:
-        check_writable(config.json)
+    drafts = [source.rpartition("=")[2] for source in config.draft]
+    check_outputs({"json": config.json}, DRAFTS, [config.workload, config.target, *drafts])
 
 
 def _prompts(config: Config) -> tuple[tuple[Prompt, ...], str]:

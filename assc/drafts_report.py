@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from assc.drafts import ByPosition, DrafterMeasured, TargetFacts, best, pooled
+from assc.outputs import DRAFTS
 
 Verdict = Literal["pass", "warn", "info"]
 
@@ -206,7 +207,7 @@ class Report:
         """The conditions, and per drafter its lines and every number behind them."""
         return {
             "schema": SCHEMA,
-            "kind": "assc draft choice report",
+            "kind": DRAFTS,
             "meta": dict(self.meta),
             "target": asdict(self.target),
             "drafters": {

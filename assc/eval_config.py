@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,10 +12,10 @@ from tyro.conf import arg
 from assc.cli import UsageError
 from assc.core import Mode
 from assc.errors import AsscError, RequestError
-from assc.files import check_writable
 from assc.groups import check_chunks, check_k_max
 from assc.manifest import check_free
-from assc.policy_files import without_alias
+from assc.outputs import EVALUATION, SEED_TABLE, check_outputs
+from assc.policy_files import paths_of, without_alias
 from assc.prometheus import require_prometheus
 
 Backend = Literal["live", "replay"]
@@ -141,7 +140,7 @@ class Config:
     """write everything to this new folder: eval.json, eval.md, eval.csv, and manifest.json, by which
     `python -m assc rerun` repeats the run"""
     json: Path | None = None
-    """write all results to this file"""
+    """write all results to this file; like all outputs, only over an earlier result of the same kind"""
     rounds: int = 0
     """with --json or --run-dir: store the rounds and tokens of N requests too, of as many categories as there are, for
     `python -m assc report`"""
@@ -268,16 +267,8 @@ def check(config: Config) -> None:
         require_prometheus()
     if config.run_dir is not None:
         check_free(config.run_dir)
-    _check_outputs({name: getattr(config, name) for name in ("json", "markdown", "csv", "prometheus")})
-
-
-def _check_outputs(files: Mapping[str, Path | None]) -> None:
-    """Each output in a file of its own that can be written."""
-    taken: dict[Path, str] = {}
-    for name, path in files.items():
-        if path is None:
-            continue
-        first = taken.setdefault(path.resolve(), name)
-        if first != name:
-            raise UsageError(f"--{first} and --{name} both name {path}; give each a file of its own")
-        check_writable(path)
+    outputs = {name: getattr(config, name) for name in ("json", "markdown", "csv", "prometheus")}
+    read = [config.traces, config.cost, config.workload, config.target]
+    read += [source.rpartition("=")[2] for source in config.draft]
+    read += [path for spec in config.specs for path in paths_of(spec)]
+    check_outputs(outputs, EVALUATION if config.preset is None else SEED_TABLE, read)

@@ -19,7 +19,9 @@ from assc.costs_io import read_costs
 from assc.device import check_threads
 from assc.errors import TraceError
 from assc.evaluate import evaluate
-from assc.files import check_writable, write_json
+from assc.files import write_json
+from assc.outputs import LIVE_CHECK, check_outputs
+from assc.policy_files import paths_of
 from assc.registry import make_policy
 from assc.replay import ReplayBackend
 from assc.results import Evaluation
@@ -187,9 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.requests < 1:
             raise TraceError(f"--requests is {config.requests}, allowed is 1 or more")
         check_threads(config.threads)
-        if config.json is not None:
-            check_writable(config.json)
         make_policy(config.policy)
+        check_outputs({"json": config.json}, LIVE_CHECK, [config.traces, config.cost, *paths_of(config.policy)])
         trace = shipped_trace() if config.traces is None else read_trace(config.traces)
         costs = shipped_costs() if config.cost is None else read_costs(config.cost).model
         requests = trace.requests(held_out_rows(trace, config.requests, config.seed))

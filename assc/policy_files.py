@@ -51,6 +51,19 @@ def saved_spec(spec: str, seed: int | None = None) -> str:
     return str(seeds[seed])
 
 
+def paths_of(spec: str) -> list[str]:
+    """The saved policy or run directory that a spec reads, also inside `guard(…)`: none or one path.
+
+    >>> paths_of("static:4"), paths_of("guard(assc)")
+    ([], [])
+    """
+    bare = without_alias(spec.strip())
+    if (os.sep in bare or bare.endswith(".zip")) and Path(bare).exists():
+        return [bare]
+    inner = re.fullmatch(r"[^(]*\((.*)\)[^)]*", bare)
+    return paths_of(inner[1]) if inner else []
+
+
 def seed_files(folder: Path) -> dict[int, Path]:
     """seed -> finished policy in a folder of `train_policy.py --seeds`, by seed: `seed-1`, never `seed-01`."""
     found = {p.parent.name.removeprefix("seed-"): p for p in folder.glob(f"seed-*/{SAVED}")}

@@ -16,7 +16,7 @@ from assc.cli import parse, run_cli
 from assc.costs import CostModel, DrafterCost
 from assc.costs_io import CostFile, write_costs
 from assc.errors import RequestError
-from assc.files import check_writable
+from assc.outputs import COSTS, check_outputs
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,7 @@ def run(config: Config) -> int:
         for name in ("target", "draft", "device", "count", "dtype"):
             if getattr(config, name) != getattr(plain, name):
                 raise RequestError(f"--profile {config.profile} decides --{name}; leave one of the two out")
-    if config.out is not None:
-        check_writable(config.out)
+    check_outputs({"out": config.out}, COSTS)
     if config.profile is not None:
         costs = profile_costs(config.profile, batch=config.batch, kv=config.kv, drafters=drafters)
     else:

@@ -18,7 +18,9 @@ from assc.drift.measure import jumps, mean_curve, regret, relative_speed, segmen
 from assc.drift.scenarios import SCENARIOS, Choice, Regime, Scenario
 from assc.drift.stream import Played, Reference, draw_stream, play
 from assc.errors import AsscError
-from assc.files import check_writable, git_commit, versions, write_json
+from assc.files import git_commit, versions, write_json
+from assc.outputs import DRIFT, check_outputs
+from assc.policy_files import paths_of
 from assc.registry import make_policy
 from assc.shipped import shipped_costs, shipped_trace
 from assc.trace_io import fingerprint, read_trace
@@ -71,7 +73,7 @@ class Config:
     cost: Path | None = None
     """its cost model; default: the packaged one"""
     json: Path | None = None
-    """write all numbers there"""
+    """write all numbers there; like the figures, only over an earlier one"""
     svg: Path | None = None
     """draw the figure there (extra report)"""
     png: Path | None = None
@@ -100,9 +102,8 @@ def check(config: Config) -> None:
     for path, suffix in ((config.svg, ".svg"), (config.png, ".png")):
         if path is not None and path.suffix != suffix:
             raise UsageError(f"the figure {path} must end with {suffix}")
-    for path in (config.json, config.svg, config.png):
-        if path is not None:
-            check_writable(path)
+    read = [config.traces, config.cost, *(path for spec in config.policies for path in paths_of(spec))]
+    check_outputs({name: getattr(config, name) for name in ("json", "svg", "png")}, DRIFT, read)
     if config.svg or config.png:
         _figures()
 
@@ -184,7 +185,7 @@ def study(config: Config, choice: Choice) -> dict[str, Any]:
     ]
     settings = {k: v for k, v in asdict(config).items() if k not in ("json", "svg", "png", "traces", "cost")}
     return {
-        "kind": "assc drift",
+        "kind": DRIFT,
         "scenario": scenario.name,
         "settings": settings,
         "trace": {"name": choice.trace.name, "sha256": fingerprint(choice.trace)},

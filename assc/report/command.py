@@ -9,7 +9,8 @@ from pathlib import Path
 
 from assc.cli import UsageError, parse, run_cli
 from assc.errors import AsscError
-from assc.files import check_writable, write_text
+from assc.files import write_text
+from assc.outputs import PAGE, check_outputs
 from assc.report.checked import clean
 from assc.report.join import Report, read_report
 
@@ -49,7 +50,7 @@ def write_report(config: Config) -> None:
         raise UsageError(f"--requests is {config.requests}, it must be 0 or more")
     if config.out.resolve() in {path.resolve() for path in config.results}:
         raise UsageError(f"--out {config.out} would overwrite a result")
-    check_writable(config.out)
+    check_outputs({"out": config.out}, PAGE)
     report = read_report(config.results)
     try:
         from assc.report.page import render
