@@ -10,6 +10,7 @@ from typing import Any
 
 from assc.cli import UsageError
 from assc.files import check_writable
+from assc.manifest import MANIFEST
 
 EVALUATION, SEED_TABLE, DRIFT = "assc evaluation", "assc seed-table", "assc drift"
 DRAFTS, LIVE_CHECK, COSTS = "assc draft choice report", "assc live check", "assc cost model"
@@ -18,6 +19,8 @@ PAGE = "page"
 """kind of the report"""
 _BY_KEYS = {EVALUATION: ("meta", "rows", "same_text"), LIVE_CHECK: ("same_rounds", "live", "replay")}
 """results that do not name their kind are known by their keys"""
+_OF_RUNS = frozenset({"eval.json", "eval.md", "eval.csv", "seed-table.json", "seed-table.md"})
+"""results that a run directory holds beside its `manifest.json`: a run is never changed afterwards"""
 _HEAD = 4096
 """bytes of a file that say what it is, where it is no JSON"""
 _STARTS: Mapping[str, Callable[[bytes], bool]] = {
@@ -60,9 +63,9 @@ def _own(option: str, path: Path, kind: str) -> bool:
 def check_outputs(files: Mapping[str, Path | None], kind: str, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse, before anything is played, what may not be written. `files`: option -> path, None where not asked for.
 
-    Each in a file of its own that can be written; none of the `inputs` (files, or folders with what is in them); and a
-    file that is there is empty or an earlier result of the same option: of this `kind`, where it is JSON. Raises
-    `UsageError` and `AsscError`. Makes the folders that are missing.
+    Each in a file of its own that can be written; none of the `inputs` (files, or folders with what is in them) and no
+    result of a run directory; and a file that is there is empty or an earlier result of the same option: of this
+    `kind`, where it is JSON. Raises `UsageError` and `AsscError`. Makes the folders that are missing.
     """
     asked = {option: path for option, path in files.items() if path is not None}
     taken: dict[Path, str] = {}
@@ -76,6 +79,8 @@ def check_outputs(files: Mapping[str, Path | None], kind: str, inputs: Iterable[
             continue
         if any(place == one or one in place.parents for one in read):
             raise UsageError(f"--{option} {path} would overwrite an input of this command; name another file")
+        if path.name in _OF_RUNS and (path.parent / MANIFEST).is_file():
+            raise UsageError(f"--{option} {path} would overwrite a result of the run directory; name another file")
         if not path.is_file():
             raise UsageError(f"--{option} {path} is not a regular file; name another one")
         if not _own(option, path, kind):

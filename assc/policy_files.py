@@ -52,14 +52,16 @@ def saved_spec(spec: str, seed: int | None = None) -> str:
 
 
 def paths_of(spec: str) -> list[str]:
-    """The saved policy or run directory that a spec reads, also inside `guard(…)`: none or one path.
+    """The saved policies that a spec reads, also inside `guard(…)`: of a folder of seeds those of all seeds.
 
     >>> paths_of("static:4"), paths_of("guard(assc)")
     ([], [])
     """
     bare = without_alias(spec.strip())
     if (os.sep in bare or bare.endswith(".zip")) and Path(bare).exists():
-        return [bare]
+        if not Path(bare).is_dir():
+            return [bare]
+        return [str(p) for p in (Path(bare) / SAVED, *seed_files(Path(bare)).values()) if p.is_file()]
     inner = re.fullmatch(r"[^(]*\((.*)\)[^)]*", bare)
     return paths_of(inner[1]) if inner else []
 

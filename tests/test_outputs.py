@@ -64,11 +64,12 @@ def test_inputs_are_never_replaced(path: str, capsys: pytest.CaptureFixture[str]
     assert Path(path).read_bytes() == before
 
 
-def test_what_stands_in_a_run_directory_that_is_played_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    assert drifted("--json", "runs/keep/eval.json") == 2
-    assert eval_cli.main([*EVAL, "--policies", "runs/keep@x", "--json", "runs/keep/eval.json"]) == 2
-    assert capsys.readouterr().err.count("would overwrite an input of this command") == 2
-    assert drifted("--json", "runs/keep/drift.json") == 0, "a new file destroys nothing"
+def test_results_of_a_run_directory_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/keep/manifest.json").write_text("{}")
+    assert evaluated("--json", "runs/keep/eval.json") == 2
+    assert "would overwrite a result of the run directory" in capsys.readouterr().err
+    for _ in range(2):
+        assert eval_cli.main([*EVAL, "--policies", "runs/keep@x", "--json", "runs/keep/out.json"]) == 0
 
 
 def test_only_earlier_results_of_the_same_command_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,5 +128,5 @@ def test_kinds_and_paths() -> None:
     )
     assert json_kind({"meta": {}, "rows": [], "same_text": True}) == "assc evaluation"
     assert json_kind([]) is json_kind({}) is json_kind({"meta": 1, "rows": 2}) is None
-    assert paths_of("guard(guard(runs/keep):span=9)@x") == ["runs/keep"]
+    assert paths_of("guard(guard(runs/keep):span=9)@x") == ["runs/keep/policy.zip"]
     assert paths_of("runs/keep/policy.zip@b") == ["runs/keep/policy.zip"] and paths_of("runs/none.zip") == []
