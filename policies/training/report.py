@@ -9,11 +9,12 @@ from assc.catalogue import PAIRS
 from assc.core import Policy
 from assc.errors import AsscError
 from assc.eval_config import Config
-from assc.eval_job import ORACLE, SAVED, play
+from assc.eval_job import ORACLE, play
 from assc.eval_replay import replay_job
 from assc.evaluate import evaluate
 from assc.files import write_json
 from assc.live_check import LiveCheck, held_out_rows, live_backend, live_check
+from assc.policy_files import SAVED
 from assc.registry import make_policy, policy_names
 from assc.results import Evaluation
 from assc.sources import availability
