@@ -125,6 +125,8 @@ def test_a_result_of_one_trial_that_differs_is_named(tmp_path: Path) -> None:
             (folder / f"seed-{seed}").mkdir(parents=True)
             with zipfile.ZipFile(folder / f"seed-{seed}" / "policy.zip", "w") as archive:
                 archive.writestr("policy.json", json.dumps({"weight": seed}))
+                cost = None if folder == before else "a/costs.json"  # a live run is repeated with its fitted costs
+                archive.writestr("meta.json", json.dumps({"training": {"cost": cost}}))
     assert all(d.equal for d in compare_runs(before, after, "train"))
     (after / "seed-1" / "policy.zip").unlink()
     found = compare_runs(before, after, "train")
