@@ -122,7 +122,7 @@ def test_B14_foreign_and_truncated_files(saved: Path, tmp_path: Path) -> None:
     whole = saved.read_bytes()
     check_one_sentence(tmp_path / "absent.zip", "does not exist")
     (tmp_path / "folder.zip").mkdir()
-    check_one_sentence(tmp_path / "folder.zip", "is not a file")
+    check_one_sentence(tmp_path / "folder.zip", "is empty")
     for cut in (0, 10, len(whole) // 3, len(whole) - 5):
         saved.write_bytes(whole[:cut])
         check_one_sentence(saved, "not a readable zip")

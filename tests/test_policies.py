@@ -66,7 +66,15 @@ SPECS = {
     "survival": ["survival", "survival:strata=1,explore=0", "survival:discount=0.9,probe=2", "survival:frozen=true"],
     "mdp": ["mdp", "mdp:every=4,probe=3", "mdp:frozen=true"],
 }
-CASES = [spec for name in policy_names() for spec in SPECS.get(name, [getattr(policy_factory(name), "example", name)])]
+CASES = [
+    spec for name in policy_names() for spec in SPECS.get(name, [getattr(policy_factory(name), "example", "") or name])
+]
+
+
+def test_every_registered_policy_is_a_case() -> None:
+    assert {case.partition(":")[0].partition("(")[0] for case in CASES} == set(policy_names())
+
+
 every_policy = pytest.mark.parametrize("spec", CASES)
 
 
