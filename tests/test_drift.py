@@ -18,6 +18,7 @@ from assc.core import Request
 from assc.costs_io import CostFile, write_costs
 from assc.drift import scenarios
 from assc.drift.command import Config, learns, study, warmed
+from assc.drift.figure import _slim
 from assc.drift.measure import jumps, recovery, regret, relative_speed
 from assc.drift.scenarios import SCENARIOS, Choice, spoiled
 from assc.drift.stream import Played, Reference, draw_stream, play
@@ -235,6 +236,10 @@ def test_nobody_stays_at_rollback_when_drafts_become_good(spec: str) -> None:
     after = rounds_of(policy, 400, 9, alpha=0.9, c=0.1)
     assert any(r.accepted >= 2 for r in after[:200])
     assert sum(r.rollback for r in after[-100:]) < 40
+
+
+def test_a_slim_drawing_keeps_its_labels() -> None:
+    assert _slim('<text x="1.234">discount=0.99</text>') == '<text x="1.2">discount=0.99</text>'
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ def save(result: dict[str, Any], path: Path) -> None:
 
 def _slim(svg: str) -> str:
     """The same picture in fewer bytes: a tenth of a point is enough, and nothing need be indented or turned by 0."""
-    svg = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}", svg)
+    # numbers of the drawing, not of labels, which stand between tags
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{2,}", lambda n: f"{float(n[0]):.1f}", tag[0]), svg)
     svg = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", svg)
     return re.sub(r"\n\s+", "\n", svg)
