@@ -43,7 +43,7 @@ def draw(result: dict[str, Any]) -> Figure:
     for segment in segments[1:]:
         top.axvline(segment["from_token"], color="#6E6E6E", lw=0.8, ls="--")
     names = " | ".join(f"{s['regime']}: {s['best']}" for s in segments)
-    top.set_title(f"{result['scenario']}    {names}", fontsize=8)
+    top.set_title(f"{result['scenario']}:   {names}", fontsize=8)
     top.set_xlabel("tokens of the stream")
     top.set_ylabel("seconds behind the regime's\nbest static action (regret)")
     low = min(min(row["curve"]["best"]) for row in result["policies"])
