@@ -15,8 +15,9 @@ from assc.errors import AsscError, RequestError
 from assc.groups import check_chunks, check_k_max
 from assc.manifest import check_free
 from assc.outputs import EVALUATION, SEED_TABLE, check_outputs
-from assc.policy_files import paths_of, without_alias
+from assc.policy_files import without_alias
 from assc.prometheus import require_prometheus
+from assc.registry import artefacts_in
 
 Backend = Literal["live", "replay"]
 TUNED = "static:tuned"
@@ -270,5 +271,5 @@ def check(config: Config) -> None:
     outputs = {name: getattr(config, name) for name in ("json", "markdown", "csv", "prometheus")}
     read = [config.traces, config.cost, config.workload, config.target]
     read += [source.rpartition("=")[2] for source in config.draft]
-    read += [path for spec in config.specs for path in paths_of(spec)]
+    read += [path for spec in config.specs for path in artefacts_in(spec)]
     check_outputs(outputs, EVALUATION if config.preset is None else SEED_TABLE, read)

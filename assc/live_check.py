@@ -21,8 +21,7 @@ from assc.errors import TraceError
 from assc.evaluate import evaluate
 from assc.files import write_json
 from assc.outputs import LIVE_CHECK, check_outputs
-from assc.policy_files import paths_of
-from assc.registry import make_policy
+from assc.registry import artefacts_in, make_policy
 from assc.replay import ReplayBackend
 from assc.results import Evaluation
 from assc.shipped import shipped_costs, shipped_trace
@@ -190,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise TraceError(f"--requests is {config.requests}, allowed is 1 or more")
         check_threads(config.threads)
         make_policy(config.policy)
-        check_outputs({"json": config.json}, LIVE_CHECK, [config.traces, config.cost, *paths_of(config.policy)])
+        check_outputs({"json": config.json}, LIVE_CHECK, [config.traces, config.cost, *artefacts_in(config.policy)])
         trace = shipped_trace() if config.traces is None else read_trace(config.traces)
         costs = shipped_costs() if config.cost is None else read_costs(config.cost).model
         requests = trace.requests(held_out_rows(trace, config.requests, config.seed))

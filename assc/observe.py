@@ -248,6 +248,23 @@ LEARNER_FIELDS: tuple[str, ...] = (*DEFAULT_FIELDS, "match_found", "text", "mode
 """what learners are trained on: all fields that cost no draft forward"""
 
 
+class _Continued:
+    """An average over `past`, continued from the last call where `past` goes on from there, else from the start."""
+
+    def __init__(self, average: Callable[[Sequence[RoundRecord], float], float], start: float) -> None:
+        self.average, self.start = average, start
+        self.seen: tuple[int, RoundRecord | None, float] = (0, None, start)
+
+    def __call__(self, o: Observation) -> Sequence[float]:
+        past = o.past
+        count, last, value = self.seen
+        if not (0 < count <= len(past) and past[count - 1] is last):
+            count, value = 0, self.start
+        value = self.average(past[count:], value)
+        self.seen = (len(past), past[-1] if past else None, value)
+        return (value,)
+
+
 class Featurizer:
     """Maps an `Observation` to a float32 vector of shape [size].
 
@@ -265,13 +282,11 @@ class Featurizer:
         self.high: NDArray[np.float32] = np.concatenate([np.full(s.size, s.high, np.float32) for s in self.specs])
         self.needs: frozenset[str] = frozenset().union(*(s.needs for s in self.specs))
         own: dict[str, Callable[[Observation], Sequence[float]]] = {
-            "acceptance_ema": self._acceptance,
-            "model_hits": self._hits,
+            "acceptance_ema": _Continued(acceptance_ema, EMA_START),
+            "model_hits": _Continued(model_hits, HITS_START),
             "text": TextReader(),
         }
         self._readers = [own.get(s.name, s.read) for s in self.specs]
-        self._seen: tuple[int, RoundRecord | None, float] = (0, None, EMA_START)
-        self._seen_hits: tuple[int, RoundRecord | None, float] = (0, None, HITS_START)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -279,26 +294,6 @@ class Featurizer:
         return tuple(
             n for s in self.specs for n in ([s.name] if s.size == 1 else [f"{s.name}[{i}]" for i in range(s.size)])
         )
-
-    def _acceptance(self, o: Observation) -> Sequence[float]:
-        """`acceptance_ema`, continued from the last call when `past` goes on from there (else from the start)."""
-        past = o.past
-        count, last, ema = self._seen
-        if not (0 < count <= len(past) and past[count - 1] is last):
-            count, ema = 0, EMA_START
-        ema = acceptance_ema(past[count:], ema)
-        self._seen = (len(past), past[-1] if past else None, ema)
-        return (ema,)
-
-    def _hits(self, o: Observation) -> Sequence[float]:
-        """`model_hits`, continued likewise."""
-        past = o.past
-        count, last, hits = self._seen_hits
-        if not (0 < count <= len(past) and past[count - 1] is last):
-            count, hits = 0, HITS_START
-        hits = model_hits(past[count:], hits)
-        self._seen_hits = (len(past), past[-1] if past else None, hits)
-        return (hits,)
 
     def __call__(self, observation: Observation) -> NDArray[np.float32]:
         vector = np.array([v for read in self._readers for v in read(observation)], dtype=np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assc.errors import ArtefactError
 
-SAVED = "policy.zip"
+POLICY_FILE = "policy.zip"
 """the finished policy in a run directory of train_policy.py"""
 
 
@@ -33,12 +33,12 @@ def saved_spec(spec: str, seed: int | None = None) -> str:
     """
     if os.sep not in spec or not Path(spec).is_dir():
         return spec
-    saved = Path(spec) / SAVED
+    saved = Path(spec) / POLICY_FILE
     if saved.is_file():
         return str(saved)
     seeds = seed_files(Path(spec))
     if not seeds:
-        what = f"has no {SAVED}: no training has finished in it" if any(Path(spec).iterdir()) else "is empty"
+        what = f"has no {POLICY_FILE}: no training has finished in it" if any(Path(spec).iterdir()) else "is empty"
         raise ArtefactError(f"the run directory {spec!r} {what}")
     known = " ".join(map(str, seeds))
     if seed is None:
@@ -51,23 +51,8 @@ def saved_spec(spec: str, seed: int | None = None) -> str:
     return str(seeds[seed])
 
 
-def paths_of(spec: str) -> list[str]:
-    """The saved policies that a spec reads, also inside `guard(…)`: of a folder of seeds those of all seeds.
-
-    >>> paths_of("static:4"), paths_of("guard(assc)")
-    ([], [])
-    """
-    bare = without_alias(spec.strip())
-    if (os.sep in bare or bare.endswith(".zip")) and Path(bare).exists():
-        if not Path(bare).is_dir():
-            return [bare]
-        return [str(p) for p in (Path(bare) / SAVED, *seed_files(Path(bare)).values()) if p.is_file()]
-    inner = re.fullmatch(r"[^(]*\((.*)\)[^)]*", bare)
-    return paths_of(inner[1]) if inner else []
-
-
 def seed_files(folder: Path) -> dict[int, Path]:
     """seed -> finished policy in a folder of `train_policy.py --seeds`, by seed: `seed-1`, never `seed-01`."""
-    found = {p.parent.name.removeprefix("seed-"): p for p in folder.glob(f"seed-*/{SAVED}")}
+    found = {p.parent.name.removeprefix("seed-"): p for p in folder.glob(f"seed-*/{POLICY_FILE}")}
     numbers = {int(name): p for name, p in found.items() if name.isdecimal() and name == str(int(name))}
     return dict(sorted(numbers.items()))

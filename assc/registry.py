@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from assc.core import Policy
 from assc.errors import SpecError
-from assc.policy_files import saved_spec
+from assc.policy_files import POLICY_FILE, saved_spec, seed_files, without_alias
 
 ENTRY_POINT_GROUP = "assc.policies"
 
@@ -39,7 +40,8 @@ def register(name: str) -> Callable[[F], F]:
 
     def add(factory: F) -> F:
         if name in _factories and _factories[name] is not factory:
-            raise ValueError(f"policy {name!r} is registered twice")
+            places = f"{_factories[name].__module__} and {factory.__module__}"
+            raise SpecError(f"policy {name!r} is registered twice, in {places}; keep one of the two")
         _factories[name] = factory
         return factory
 
@@ -136,11 +138,17 @@ def _take_inner(spec: str) -> tuple[str, str | None]:
 
 
 def artefacts_in(spec: str) -> tuple[str, ...]:
-    """Paths of the saved policies that a spec reads: itself, or those inside it. An unreadable spec names none.
+    """Paths of the saved policies that a spec reads, also inside `guard(…)`. An unreadable spec names none.
+
+    Of a run directory it is its `policy.zip`, of a folder of seeds those of all seeds. `static:4@b` is `static:4`.
 
     >>> artefacts_in("runs/a.zip"), artefacts_in("guard(guard(a.zip):span=8)"), artefacts_in("guard(assc)")
     (('runs/a.zip',), ('a.zip',), ())
     """
+    spec = without_alias(spec.strip())
+    if os.sep in spec and Path(spec).is_dir():
+        files = (Path(spec) / POLICY_FILE, *seed_files(Path(spec)).values())
+        return tuple(str(file) for file in files if file.is_file())
     if spec.endswith(".zip"):
         return (spec,)
     try:

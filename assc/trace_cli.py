@@ -149,6 +149,12 @@ def _import(words: Sequence[str]) -> None:
     )
     write_trace(trace, config.out)
     print(describe(written := read_trace(config.out)), drafter_table(written), sep="\n\n")
+    longest = max(int(written.columns[f"acc/{name}"].max()) for name in written.drafters)
+    if 0 < longest < config.k_max:
+        print(
+            f"\nNote: no accepted length is above {longest} tokens, K_max is {config.k_max}. If drafts were no longer, "
+            f"give --k-max {longest}: a larger K would pay for tokens that were never proposed."
+        )
 
 
 def _named(words: Sequence[str], most: int) -> list[str]:

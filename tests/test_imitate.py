@@ -120,19 +120,24 @@ def test_a_clone_has_learned_from_what_the_imitated_policy_learned_from(files: l
     assert load_artefact(tmp_path / "silent" / "policy.zip").trained_on is None
 
 
+@pytest.mark.parametrize("named", ["{folder}/policy.zip", "guard({folder}/policy.zip)", "{folder}", "guard({folder})"])
 def test_a_policy_that_learned_from_held_out_requests_is_not_imitated(
-    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    named: str, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Named by its file or by its run directory, alone or inside another one."""
     held = split("held-out")
-    imitated, run = saved(tmp_path / "imitated.zip", TrainedOn.of(held[:1])), tmp_path / "run"
-    words = [*files, "--imitate", f"guard({imitated})", "--run-dir", str(run)]
-    for more in WAYS:
+    folder, run = tmp_path / "earlier", tmp_path / "run"
+    folder.mkdir()
+    imitated = saved(folder / "policy.zip", TrainedOn.of(held[:1]))
+    words = [*files, "--imitate", named.format(folder=folder), "--run-dir", str(run)]
+    for more in WAYS if named.startswith("guard") else WAYS[:1]:
         assert train_policy.main([*words, *more]) == 2
         said = capsys.readouterr().err
         assert f"was trained on 1 of the 4 evaluated requests, for example {held[0].id!r}" in said
         assert "skip the comparison with --eval-requests 0" in said and not run.exists()
     assert train_policy.main([*words, "--eval-requests", "0"]) == 0
     assert len(load_artefact(run / "policy.zip").trained_on.among(held)) == 1  # type: ignore[union-attr]
+    assert read_manifest(run)["data"][f"imitated {imitated}"]["path"] == str(imitated)
     capsys.readouterr()
     assert train_policy.main(["--resume", str(run), "--eval-requests", "2"]) == 2
     assert "was trained on 1 of the 4 evaluated requests" in capsys.readouterr().err

@@ -13,8 +13,7 @@ from assc import __main__ as module_main
 from assc.costs_io import CostFile, write_costs
 from assc.markov import MARKOV_COSTS, MarkovSource, markov_requests
 from assc.outputs import json_kind
-from assc.policy_files import paths_of
-from assc.registry import make_policy
+from assc.registry import artefacts_in, make_policy
 from assc.replay import ReplayBackend
 from assc.trace import Trace
 from assc.trace_io import write_trace
@@ -128,5 +127,5 @@ def test_kinds_and_paths() -> None:
     )
     assert json_kind({"meta": {}, "rows": [], "same_text": True}) == "assc evaluation"
     assert json_kind([]) is json_kind({}) is json_kind({"meta": 1, "rows": 2}) is None
-    assert paths_of("guard(guard(runs/keep):span=9)@x") == ["runs/keep/policy.zip"]
-    assert paths_of("runs/keep/policy.zip@b") == ["runs/keep/policy.zip"] and paths_of("runs/none.zip") == []
+    assert artefacts_in("guard(guard(runs/keep):span=9)@x") == ("runs/keep/policy.zip",)
+    assert artefacts_in("runs/keep/policy.zip@b") == ("runs/keep/policy.zip",) and artefacts_in("runs") == ()

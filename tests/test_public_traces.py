@@ -62,6 +62,16 @@ def test_import_train_and_evaluate(imported: Path, capsys: pytest.CaptureFixture
     assert "imported" in capsys.readouterr().err
 
 
+def test_an_import_says_where_k_max_is_beyond_what_was_accepted(
+    imported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longest = max(int(read_trace("public.npz").columns[f"acc/{d}"].max()) for d in ("eagle", "suffix"))
+    for k_max, told in ((longest + 8, True), (longest, False)):
+        capsys.readouterr()
+        assert module_main.main(f"trace import public.jsonl --out again.npz --k-max {k_max}".split()) == 0
+        assert (f"give --k-max {longest}:" in capsys.readouterr().out) is told
+
+
 def test_rounds_emit_what_the_file_says(imported: Path) -> None:
     """acc_len counts the bonus token: with K above all lengths a round emits just that many tokens."""
     line = json.loads((imported / "public.jsonl").read_text(encoding="utf-8").splitlines()[5])

@@ -170,5 +170,5 @@ def test_names_are_sorted_and_every_policy_keeps_the_contract() -> None:
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="registered twice"):
+    with pytest.raises(SpecError, match=r"registered twice, in .* and "):
         register("ar")(StaticK)

@@ -20,8 +20,7 @@ from assc.drift.stream import Played, Reference, draw_stream, play
 from assc.errors import AsscError
 from assc.files import git_commit, versions, write_json
 from assc.outputs import DRIFT, check_outputs
-from assc.policy_files import paths_of
-from assc.registry import make_policy
+from assc.registry import artefacts_in, make_policy
 from assc.shipped import shipped_costs, shipped_trace
 from assc.trace_io import fingerprint, read_trace
 
@@ -102,7 +101,7 @@ def check(config: Config) -> None:
     for path, suffix in ((config.svg, ".svg"), (config.png, ".png")):
         if path is not None and path.suffix != suffix:
             raise UsageError(f"the figure {path} must end with {suffix}")
-    read = [config.traces, config.cost, *(path for spec in config.policies for path in paths_of(spec))]
+    read = [config.traces, config.cost, *(path for spec in config.policies for path in artefacts_in(spec))]
     check_outputs({name: getattr(config, name) for name in ("json", "svg", "png")}, DRIFT, read)
     if config.svg or config.png:
         _figures()

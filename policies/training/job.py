@@ -16,6 +16,7 @@ from assc.errors import RequestError
 from assc.files import only_run
 from assc.leakage import TrainedOn
 from assc.manifest import finish_run, start_run, words_of
+from assc.policy_files import POLICY_FILE
 from assc.tuning import TUNE_REQUESTS
 from policies.artefact import read_artefact, save_policy
 from policies.sb3_adapter import export_sb3
@@ -44,7 +45,6 @@ from policies.training.setup import (
     write_costs,
 )
 
-POLICY_FILE = "policy.zip"
 INTERRUPTED = 130
 
 

@@ -14,13 +14,14 @@ from assc.eval_replay import replay_job
 from assc.evaluate import evaluate
 from assc.files import write_json
 from assc.live_check import LiveCheck, held_out_rows, live_backend, live_check
-from assc.policy_files import SAVED
+from assc.policy_files import POLICY_FILE
 from assc.registry import make_policy, policy_names
 from assc.results import Evaluation
 from assc.sources import availability
 from assc.tables import print_evaluation
 from assc.tuning import static_spec, tune_static
 from policies.training.config import TrainConfig
+from policies.training.imitated import rule_of
 from policies.training.log import TENSORBOARD_DIR
 from policies.training.setup import CHOICE_SEED, Problem
 
@@ -45,11 +46,13 @@ REPLAY_POLICIES = ("ar", "static:tuned", "assc", "threshold", "bandit:ucb", "cas
 """rows of the ladder between plain decoding and the optimum"""
 
 
-def compare_on_trace(config: TrainConfig, run_dir: Path, trained: Path) -> Evaluation:
-    """The ladder on held-out requests of the trace, in modelled seconds."""
+def compare_on_trace(config: TrainConfig, problem: Problem, trained: Path) -> Evaluation:
+    """The ladder on held-out requests of the trace, in modelled seconds; a clone is set against what it began as."""
     known = [spec for spec in REPLAY_POLICIES if spec.partition(":")[0] in policy_names()]
+    rule = rule_of(config, problem.backend.table)
     job_config = Config(
         policies=(*known, str(trained), ORACLE),
+        against=rule if rule in known else None,
         backend="replay",
         traces=config.traces,
         cost=config.cost,
@@ -100,7 +103,7 @@ def _at_hand(pair: str) -> bool:
 def compare(config: TrainConfig, problem: Problem, run_dir: Path, trained: Path) -> Evaluation:
     """Compare with baselines on held-out requests, print the table and write `eval.json`."""
     on_trace = problem.trace is not None
-    evaluation = compare_on_trace(config, run_dir, trained) if on_trace else compare_live(config, problem, trained)
+    evaluation = compare_on_trace(config, problem, trained) if on_trace else compare_live(config, problem, trained)
     evaluation.write(run_dir / EVAL_FILE)
     print_evaluation(evaluation)
     return evaluation
@@ -135,7 +138,7 @@ def next_commands(config: TrainConfig, problem: Problem, run_dir: Path) -> str:
     parts = [f"python eval.py --backend {config.backend}"]
     if config.backend == "replay":
         parts += [f"--{n} {shlex.quote(str(v))}" for n in ("traces", "cost") if (v := getattr(config, n)) is not None]
-        specs = "ar static:tuned assc threshold bandit:ucb cascade oracle"
+        specs = "ar static:tuned assc threshold bandit:ucb cascade:tuned oracle"
     else:
         parts += [f"--pair {config.pair} --workload {config.workload}"]
         parts += [] if config.target is None else [f"--target {config.target}"]
@@ -143,5 +146,5 @@ def next_commands(config: TrainConfig, problem: Problem, run_dir: Path) -> str:
         if config.mode != "greedy":
             parts.append(f"--mode {config.mode} --temperature {config.sampling_temperature:g}")
         specs = f"ar static:{min(4, problem.backend.table.k_max)} assc bandit:ucb"
-    compared = f"{' '.join(parts)} --policies {specs} {quoted}/{SAVED} --json {quoted}/out.json"
+    compared = f"{' '.join(parts)} --policies {specs} {quoted}/{POLICY_FILE} --json {quoted}/out.json"
     return "\n".join(["Next:", f"  tensorboard --logdir {quoted}/{TENSORBOARD_DIR}", f"  {compared}"])

@@ -16,12 +16,13 @@ from assc.core import Request, Totals
 from assc.errors import AsscError, RequestError
 from assc.files import write_json
 from assc.manifest import finish_run
+from assc.policy_files import POLICY_FILE
 from assc.registry import make_policy
 from assc.run import run_request
 from policies.training.checkpoint import CHECKPOINT_FILE
 from policies.training.config import CONFIG_FILE, TrainConfig, stored_config, write_config
 from policies.training.imitated import check_problem
-from policies.training.job import POLICY_FILE, generators_kept, group_folder, learn, say, train
+from policies.training.job import generators_kept, group_folder, learn, say, train
 from policies.training.seeds import train_seeds
 from policies.training.settings import SPACES, with_settings
 from policies.training.setup import Problem, replay_problem
